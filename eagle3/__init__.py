@@ -1,0 +1,1 @@
+"""EAGLE-3 speculative decoding: train a draft for a target model, decode losslessly, measure the speedup."""

@@ -1,0 +1,1 @@
+"""Lossless decoding: the KV cache, draft trees, verification, vanilla decoding and the speculative engine."""

@@ -1,0 +1,150 @@
+"""The preallocated key/value cache shared by the target and the drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class KVCache:
+    """Keys and values of every layer, allocated once, with a length for each row.
+
+    A model appends the keys and values of its new tokens layer by layer (`append`) and then moves the
+    lengths (`advance`). A speculative decoder afterwards gives back the slots of rejected tokens
+    (`truncate`) or moves the accepted ones together (`compact`).
+
+    Rows of equal length, batch size 1 above all, are written and read through slices; rows of different
+    lengths take index operations. Slots at or beyond a row's length hold zeros or stale values: finite, so
+    that a masked attention over them adds exactly nothing.
+    """
+
+    def __init__(
+        self,
+        layers: int,
+        batch: int,
+        kv_heads: int,
+        capacity: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> None:
+        """Allocate `capacity` slots for each of `batch` rows.
+
+        Raises:
+            ValueError: if `batch` or `capacity` is below 1.
+        """
+        if batch < 1 or capacity < 1:
+            raise ValueError(f"a KV cache needs batch and capacity of at least 1, got {batch} and {capacity}")
+        # One tensor, so that moving slots is one operation over keys, values and layers.
+        self._storage = torch.zeros(  # [2, L, B, Hkv, capacity, D]
+            2, layers, batch, kv_heads, capacity, head_dim, dtype=dtype, device=device
+        )
+        self.keys = self._storage[0]  # [L, B, Hkv, capacity, D]
+        self.values = self._storage[1]  # [L, B, Hkv, capacity, D]
+        self._layer_keys = list(self.keys.unbind(0))
+        self._layer_values = list(self.values.unbind(0))
+        self.batch = batch
+        self.capacity = capacity
+        self.lengths: list[int] = [0] * batch
+        self._slots: tuple[tuple[int, ...], int, Tensor] | None = None
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all rows have the same length (always so for batch size 1)."""
+        return self.batch == 1 or len(set(self.lengths)) == 1
+
+    @property
+    def max_length(self) -> int:
+        """The length of the longest row, in slots."""
+        return self.lengths[0] if self.batch == 1 else max(self.lengths)
+
+    def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Write the new tokens' keys and values of one layer behind each row's length.
+
+        Args:
+            layer: which layer.
+            k: keys, [B, Hkv, T, D].
+            v: values, [B, Hkv, T, D].
+
+        Returns:
+            Views of keys and values, [B, Hkv, max_length + T, D]. In row b, slots from lengths[b] + T on do
+            not belong to the row and have to be masked.
+
+        Raises:
+            ValueError: if a row would exceed the capacity.
+        """
+        count = k.shape[2]
+        longest = self.max_length
+        end = longest + count
+        if end > self.capacity:
+            raise ValueError(
+                f"KV cache: {end} slots needed ({longest} used + {count} new), {self.capacity} available; "
+                "allocate a larger capacity (prompt + max_new_tokens + draft tokens)"
+            )
+        keys, values = self._layer_keys[layer], self._layer_values[layer]
+        if self.uniform:
+            keys.narrow(2, longest, count).copy_(k)
+            values.narrow(2, longest, count).copy_(v)
+        else:
+            rows, slots = self._row_slots(count)
+            keys[rows, :, slots] = k.transpose(1, 2).to(keys.dtype)  # [B, T, Hkv, D]
+            values[rows, :, slots] = v.transpose(1, 2).to(values.dtype)
+        return keys.narrow(2, 0, end), values.narrow(2, 0, end)
+
+    def advance(self, count: int) -> None:
+        """Count `count` appended slots in every row; called once after the last layer."""
+        assert self.max_length + count <= self.capacity
+        self.lengths = [length + count for length in self.lengths]
+
+    def truncate(self, lengths: int | Sequence[int]) -> None:
+        """Shorten all rows to one length, or each row to its own. Nothing is copied."""
+        wanted = [lengths] * self.batch if isinstance(lengths, int) else list(lengths)
+        assert len(wanted) == self.batch
+        assert all(0 <= new <= old for new, old in zip(wanted, self.lengths, strict=True))
+        self.lengths = wanted
+
+    def compact(self, start: int, slots: Sequence[int], row: int = 0) -> None:
+        """Keep, from slot `start` of `row` on, only `slots` (absolute, increasing) and move them to `start`.
+
+        Worked: length 14, start 10, slots [10, 12, 13]: slot 10 stays, 12 moves to 11, 13 to 12; length 13.
+        The leading part that already lies in place is not copied.
+        """
+        count = len(slots)
+        assert all(start + i <= slot < self.lengths[row] for i, slot in enumerate(slots))
+        in_place = 0
+        while in_place < count and slots[in_place] == start + in_place:
+            in_place += 1
+        if in_place < count:
+            rows = self._storage[:, :, row]  # [2, L, Hkv, capacity, D]
+            moving = torch.tensor(slots[in_place:], device=rows.device)
+            target = rows.narrow(3, start + in_place, count - in_place)
+            target.copy_(rows.index_select(3, moving))
+        self.lengths[row] = start + count
+
+    def keep_rows(self, rows: Sequence[int]) -> None:
+        """Drop every row not in `rows` (increasing), so that finished rows cost nothing any more."""
+        if len(rows) == self.batch:
+            return
+        longest = max(self.lengths[row] for row in rows)
+        for target, row in enumerate(rows):
+            assert target <= row
+            if target != row:
+                kept = self._storage[:, :, row, :, :longest]
+                self._storage[:, :, target, :, :longest].copy_(kept)
+        self.lengths = [self.lengths[row] for row in rows]
+        self.batch = len(rows)
+        self.keys = self._storage[0, :, : self.batch]
+        self.values = self._storage[1, :, : self.batch]
+        self._layer_keys = list(self.keys.unbind(0))
+        self._layer_values = list(self.values.unbind(0))
+
+    def _row_slots(self, count: int) -> tuple[Tensor, Tensor]:
+        """Row and slot indices of `count` new tokens, [B, 1] and [B, T]; built once a forward, not per layer."""
+        key = tuple(self.lengths)
+        device = self._storage.device
+        if self._slots is None or self._slots[0] != key or self._slots[1] != count:
+            first = torch.tensor(self.lengths, device=device)
+            self._slots = (key, count, first[:, None] + torch.arange(count, device=device))
+        return torch.arange(self.batch, device=device)[:, None], self._slots[2]
