@@ -60,6 +60,19 @@ class KVCache:
         """The length of the longest row, in slots."""
         return self.lengths[0] if self.batch == 1 else max(self.lengths)
 
+    def require(self, count: int) -> None:
+        """Check that `count` more slots are free in every row.
+
+        Raises:
+            ValueError: if a row would exceed the capacity.
+        """
+        longest = self.max_length
+        if longest + count > self.capacity:
+            raise ValueError(
+                f"KV cache: {longest + count} slots needed ({longest} used + {count} new), {self.capacity} available; "
+                "allocate a larger capacity (prompt + max_new_tokens + draft tokens)"
+            )
+
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Write the new tokens' keys and values of one layer behind each row's length.
 
@@ -76,13 +89,9 @@ class KVCache:
             ValueError: if a row would exceed the capacity.
         """
         count = k.shape[2]
+        self.require(count)
         longest = self.max_length
         end = longest + count
-        if end > self.capacity:
-            raise ValueError(
-                f"KV cache: {end} slots needed ({longest} used + {count} new), {self.capacity} available; "
-                "allocate a larger capacity (prompt + max_new_tokens + draft tokens)"
-            )
         keys, values = self._layer_keys[layer], self._layer_values[layer]
         if self.uniform:
             keys.narrow(2, longest, count).copy_(k)
