@@ -1,0 +1,270 @@
+"""params.yaml as typed settings. Every error names the key, the value and the remedy, before anything starts.
+
+params.yaml holds every key: there are no defaults in the code, so the file shows all that a run depends on. A key
+is added here and in ``profiles/default.yaml``; the stage that reads it lists its section in ``dvc.yaml``.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from eagle3.parameters import SettingsError, describe_errors, read_yaml, to_json
+
+Count = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[int, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+Positive = Annotated[float, Field(gt=0)]
+Temperature = Annotated[float, Field(ge=0)]
+TopP = Annotated[float, Field(gt=0, le=1)]
+Dtype = Literal["float32", "bfloat16", "float16"]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
+Text = Annotated[str, Field(min_length=1)]
+
+
+class Section(BaseModel):
+    """A part of params.yaml: immutable, no unknown keys, no NaN, and no guessing at types."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class TargetSettings(Section):
+    """The model to be made faster; ``capture_layers`` null means hs[2], hs[n//2] and hs[n-3]."""
+
+    source: Text
+    file: str | None  # the file inside a wheel that holds the model
+    dtype: Dtype
+    capture_layers: tuple[NonNegative, ...] | None
+
+
+class SelfGenerated(Section):
+    """Prompts sampled from the target itself, from its chat template up to the user's turn."""
+
+    count: NonNegative
+    batch_size: Count
+    temperature: Positive
+    top_p: TopP
+    max_new_tokens: Count
+
+
+class HubDataset(Section):
+    """Prompts from a data set of the Hugging Face hub; ``column`` holds the prompt or the messages."""
+
+    name: Text
+    split: Text
+    column: Text
+    limit: NonNegative
+
+
+class PromptSettings(Section):
+    """Where training prompts come from; ``limit`` 0 takes all of them."""
+
+    self_generated: SelfGenerated
+    files: tuple[Text, ...]
+    wheels: tuple[Text, ...]
+    datasets: tuple[HubDataset, ...]
+    limit: NonNegative
+    validation_share: Annotated[float, Field(gt=0, lt=0.5)]
+
+
+class TaskSettings(Section):
+    """Evaluation tasks; ``files`` adds question.jsonl files by task name."""
+
+    names: Annotated[tuple[Name, ...], Field(min_length=1)]
+    files: dict[Name, Text]
+    tuning_share: Share
+
+
+class RegenerateSettings(Section):
+    """How the target answers the training prompts."""
+
+    max_new_tokens: Count
+    max_length: Count
+    temperature: Temperature
+    top_p: TopP
+    top_k: NonNegative
+    batch_size: Count
+    dtype: Dtype
+    group_size: Count
+    capture_hidden_states: bool
+    incomplete: Literal["keep", "drop"]
+    endpoints: tuple[Text, ...]
+
+
+class VocabularySettings(Section):
+    """``size`` tokens of the target's vocabulary that an EAGLE-3 draft can propose."""
+
+    size: Count
+
+
+class TestTimeSteps(Section):
+    """From ``share`` of the training on, each row is unrolled for ``steps`` draft steps."""
+
+    from_share: Share
+    steps: Count
+
+
+class TrainSettings(Section):
+    """What the drafts have in common. The length is counted in tokens, so that it does not depend on the clock."""
+
+    token_budget: Count
+    batch_tokens: Count
+    max_length: Count
+    optimizer: Literal["adamw", "muon"]
+    lr: Positive
+    betas: tuple[Share, Share]
+    weight_decay: Annotated[float, Field(ge=0)]
+    clip: Positive
+    warmup_share: Share
+    prompt_loss: Annotated[float, Field(ge=0)]
+    ema: Share
+    hidden_states: Literal["online", "captured"]
+    dtype: Dtype
+    validate_every: Count
+    validation_tokens: Count
+    checkpoint_every: Count
+
+
+class EagleSettings(Section):
+    """An EAGLE draft: feature regression and classification on the top-layer feature."""
+
+    family: Literal["eagle"]
+    feature_noise: Annotated[float, Field(ge=0)]
+    classification_weight: Annotated[float, Field(ge=0)]
+
+
+class Eagle3Settings(Section):
+    """An EAGLE-3 draft: fused features and training-time test; two flags make it EAGLE-3.1."""
+
+    family: Literal["eagle3"]
+    loss: Literal["soft_ce", "lk"]
+    test_time: Annotated[tuple[TestTimeSteps, ...], Field(min_length=1)]
+    step_decay: Annotated[float, Field(gt=0, le=1)]
+    fc_norm: bool
+    norm_output: bool
+
+    @model_validator(mode="after")
+    def _schedule_starts_at_zero(self) -> Self:
+        shares = [phase.from_share for phase in self.test_time]
+        if shares[0] != 0 or sorted(set(shares)) != shares:
+            raise ValueError(
+                f"test_time has from_share {shares}: start at 0 and let each be larger than the last"
+            )
+        return self
+
+
+DraftSettings = Annotated[EagleSettings | Eagle3Settings, Field(discriminator="family")]
+
+
+class TreeSettings(Section):
+    """The draft tree in SGLang's names: depth, branching of each level, tokens verified (the root included)."""
+
+    num_steps: Count
+    topk: Count
+    num_draft_tokens: Annotated[int, Field(ge=2)]
+
+    @model_validator(mode="after")
+    def _can_be_built(self) -> Self:
+        if self.topk == 1 and self.num_draft_tokens != self.num_steps + 1:
+            raise ValueError(
+                f"num_draft_tokens {self.num_draft_tokens} cannot be met: topk 1 is a chain of num_steps drafts and "
+                f"the root: set num_draft_tokens to num_steps + 1 = {self.num_steps + 1}"
+            )
+        largest = self.topk + (self.num_steps - 1) * self.topk**2 + 1
+        if self.num_draft_tokens > largest:
+            raise ValueError(
+                f"num_draft_tokens {self.num_draft_tokens} is more than num_steps {self.num_steps} and topk "
+                f"{self.topk} can draft (num_draft_tokens - 1 <= topk + (num_steps - 1) * topk**2): set "
+                f"num_draft_tokens to at most {largest}, or raise num_steps or topk"
+            )
+        return self
+
+
+class MethodSettings(Section):
+    """One row of the comparison: a trained draft decoded with a tree. Vanilla and its A/A arm always run."""
+
+    name: Name
+    draft: Name
+    tree: TreeSettings
+
+
+class EvaluateSettings(Section):
+    """What is measured, and how often; ``threads`` 0 leaves the choice to the machine."""
+
+    tasks: Annotated[tuple[Name, ...], Field(min_length=1)]
+    prompts_per_task: Count
+    max_new_tokens: Count
+    temperatures: Annotated[tuple[Temperature, ...], Field(min_length=1)]
+    repeats: Count
+    dtype: Dtype
+    threads: NonNegative
+    bootstrap: Annotated[int, Field(ge=100)]
+    methods: Annotated[tuple[MethodSettings, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _names_are_distinct(self) -> Self:
+        names = [method.name for method in self.methods]
+        doubled = sorted(
+            {name for name in names if names.count(name) > 1} | {"vanilla", "vanilla-aa"} & set(names)
+        )
+        if doubled:
+            raise ValueError(f"method name {doubled[0]!r} is taken: every method needs a name of its own")
+        return self
+
+
+class TrackingSettings(Section):
+    """MLflow: ``uri`` null means mlflow.db beside params.yaml; experiments are called <experiment>/<stage>."""
+
+    uri: str | None
+    experiment: Name
+
+
+class Settings(Section):
+    """All of params.yaml."""
+
+    seed: NonNegative
+    target: TargetSettings
+    prompts: PromptSettings
+    tasks: TaskSettings
+    regenerate: RegenerateSettings
+    vocabulary: VocabularySettings
+    train: TrainSettings
+    drafts: Annotated[dict[Name, DraftSettings], Field(min_length=1)]
+    evaluate: EvaluateSettings
+    tracking: TrackingSettings
+
+    @model_validator(mode="after")
+    def _sections_agree(self) -> Self:
+        for method in self.evaluate.methods:
+            if method.draft not in self.drafts:
+                known = ", ".join(self.drafts)
+                raise ValueError(
+                    f"evaluate.methods: method {method.name!r} has draft {method.draft!r}, which is not trained: "
+                    f"name one of drafts ({known}) or add it there"
+                )
+        tasks = {*self.tasks.names, *self.tasks.files}
+        for task in self.evaluate.tasks:
+            if task not in tasks:
+                raise ValueError(
+                    f"evaluate.tasks: task {task!r} is not prepared: choose from {', '.join(sorted(tasks))} or add it "
+                    "to tasks.names"
+                )
+        if self.train.hidden_states == "captured" and not self.regenerate.capture_hidden_states:
+            raise ValueError(
+                "train.hidden_states: 'captured' needs states that regeneration stored: set "
+                "regenerate.capture_hidden_states to true, or train.hidden_states to online"
+            )
+        return self
+
+
+def parse_settings(values: dict[str, Any], origin: str = "params.yaml") -> Settings:
+    """Check a mapping as read from YAML; raises SettingsError with one line a problem."""
+    try:
+        return Settings.model_validate_json(to_json(values), strict=True)
+    except ValidationError as error:
+        raise SettingsError(describe_errors(error, values, Settings, origin)) from None
+
+
+def load_settings(path: Path = Path("params.yaml")) -> Settings:
+    """Read and check params.yaml; raises SettingsError (a ValueError) naming key, value and remedy."""
+    return parse_settings(read_yaml(path), str(path))
