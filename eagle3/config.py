@@ -1,7 +1,7 @@
 """params.yaml as typed settings. Every error names the key, the value and the remedy, before anything starts.
 
-params.yaml holds every key: there are no defaults in the code, so the file shows all that a run depends on. A key
-is added here and in ``profiles/default.yaml``; the stage that reads it lists its section in ``dvc.yaml``.
+params.yaml holds every key: there are no defaults in the code, so the file shows all that a run depends on. A
+key is added here and in ``profiles/default.yaml``; the stage that reads it lists its section in ``dvc.yaml``.
 """
 
 from pathlib import Path
@@ -105,7 +105,7 @@ class TestTimeSteps(Section):
 
 
 class TrainSettings(Section):
-    """What the drafts have in common. The length is counted in tokens, so that it does not depend on the clock."""
+    """What the drafts have in common. The length is counted in tokens, never by the clock."""
 
     token_budget: Count
     batch_tokens: Count
@@ -157,7 +157,7 @@ DraftSettings = Annotated[EagleSettings | Eagle3Settings, Field(discriminator="f
 
 
 class TreeSettings(Section):
-    """The draft tree in SGLang's names: depth, branching of each level, tokens verified (the root included)."""
+    """The draft tree in SGLang's names: depth, branching of a level, tokens verified (the root included)."""
 
     num_steps: Count
     topk: Count
@@ -167,8 +167,8 @@ class TreeSettings(Section):
     def _can_be_built(self) -> Self:
         if self.topk == 1 and self.num_draft_tokens != self.num_steps + 1:
             raise ValueError(
-                f"num_draft_tokens {self.num_draft_tokens} cannot be met: topk 1 is a chain of num_steps drafts and "
-                f"the root: set num_draft_tokens to num_steps + 1 = {self.num_steps + 1}"
+                f"num_draft_tokens {self.num_draft_tokens} cannot be met: topk 1 is a chain of num_steps drafts "
+                f"and the root: set num_draft_tokens to num_steps + 1 = {self.num_steps + 1}"
             )
         largest = self.topk + (self.num_steps - 1) * self.topk**2 + 1
         if self.num_draft_tokens > largest:
@@ -213,7 +213,7 @@ class EvaluateSettings(Section):
 
 
 class TrackingSettings(Section):
-    """MLflow: ``uri`` null means mlflow.db beside params.yaml; experiments are called <experiment>/<stage>."""
+    """MLflow: ``uri`` null is mlflow.db beside params.yaml; experiments are <experiment>/<stage>."""
 
     uri: str | None
     experiment: Name
@@ -239,15 +239,15 @@ class Settings(Section):
             if method.draft not in self.drafts:
                 known = ", ".join(self.drafts)
                 raise ValueError(
-                    f"evaluate.methods: method {method.name!r} has draft {method.draft!r}, which is not trained: "
-                    f"name one of drafts ({known}) or add it there"
+                    f"evaluate.methods: method {method.name!r} has draft {method.draft!r}, which is not "
+                    f"trained; name one of drafts ({known}) or add it there"
                 )
         tasks = {*self.tasks.names, *self.tasks.files}
         for task in self.evaluate.tasks:
             if task not in tasks:
                 raise ValueError(
-                    f"evaluate.tasks: task {task!r} is not prepared: choose from {', '.join(sorted(tasks))} or add it "
-                    "to tasks.names"
+                    f"evaluate.tasks: task {task!r} is not prepared: choose from {', '.join(sorted(tasks))} or "
+                    "add it to tasks.names"
                 )
         if self.train.hidden_states == "captured" and not self.regenerate.capture_hidden_states:
             raise ValueError(

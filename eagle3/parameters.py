@@ -1,4 +1,4 @@
-"""Parameter files: reading YAML, laying a profile over another, and saying what is wrong with one, in words."""
+"""Parameter files: reading YAML, laying one profile over another, and saying in words what is wrong."""
 
 import difflib
 import json
@@ -35,16 +35,16 @@ _EXPECTED = {
     "too_short": "give at least {min_length}",
     "too_long": "give exactly {max_length}",
     "string_too_short": "give a text that is not empty",
-    "string_pattern_mismatch": "use lower-case letters, digits, '-', '_' and '.', starting with a letter or digit",
+    "string_pattern_mismatch": "use a-z, 0-9, '-', '_' and '.', starting with a letter or digit",
 }
 
 
 class SettingsError(ValueError):
-    """A parameter file that cannot be used; the message has one line a problem: file, key, value and remedy."""
+    """A parameter file that cannot be used; the message has one line a problem: file, key, value, remedy."""
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a YAML 1.2 mapping (so that 1e-3 is a number); a repeated key is an error, as is any other content."""
+    """Read a YAML 1.2 mapping (so that 1e-3 is a number); a repeated key or any other content is an error."""
     if not path.is_file():
         raise SettingsError(
             f"{path}: there is no such file; run from the project's folder or name it with --params"
@@ -108,12 +108,12 @@ def describe_errors(
 
 
 def to_json(values: Mapping[str, Any]) -> str:
-    """Values as JSON, for strict checking; dates and other YAML types become texts, which the check refuses."""
+    """Values as JSON, for strict checking; dates and other YAML types become texts, which it refuses."""
     return json.dumps(values, default=str)
 
 
 def _describe(item: dict[str, Any], values: Mapping[str, Any], model: type[BaseModel]) -> str:
-    path = _path(item["loc"], values)
+    path = _path(item["loc"], values, missing=item["type"] == "missing")
     dotted = ".".join(path)
     kind, value, context = item["type"], item["input"], item.get("ctx", {})
     if kind == "missing":
@@ -126,7 +126,7 @@ def _describe(item: dict[str, Any], values: Mapping[str, Any], model: type[BaseM
     return f"{dotted}: value {_show(value)} is not possible; {remedy}"
 
 
-def _path(location: tuple[int | str, ...], values: Any) -> list[str]:
+def _path(location: tuple[int | str, ...], values: Any, missing: bool) -> list[str]:
     """The error's place in the file: pydantic's location without the tags that it adds for unions."""
     path: list[str] = []
     for index, part in enumerate(location):
@@ -137,7 +137,7 @@ def _path(location: tuple[int | str, ...], values: Any) -> list[str]:
         if inside:
             values = values[part]
             path.append(str(part))
-        elif index == len(location) - 1 and part != "[key]":
+        elif missing and index == len(location) - 1:
             path.append(str(part))
     return path
 
