@@ -167,8 +167,8 @@ class TreeSettings(Section):
     def _can_be_built(self) -> Self:
         if self.topk == 1 and self.num_draft_tokens != self.num_steps + 1:
             raise ValueError(
-                f"num_draft_tokens {self.num_draft_tokens} cannot be met: topk 1 is a chain of num_steps drafts "
-                f"and the root: set num_draft_tokens to num_steps + 1 = {self.num_steps + 1}"
+                f"num_draft_tokens {self.num_draft_tokens} cannot be met: topk 1 is a chain of num_steps "
+                f"drafts and the root: set num_draft_tokens to num_steps + 1 = {self.num_steps + 1}"
             )
         largest = self.topk + (self.num_steps - 1) * self.topk**2 + 1
         if self.num_draft_tokens > largest:
@@ -246,8 +246,8 @@ class Settings(Section):
         for task in self.evaluate.tasks:
             if task not in tasks:
                 raise ValueError(
-                    f"evaluate.tasks: task {task!r} is not prepared: choose from {', '.join(sorted(tasks))} or "
-                    "add it to tasks.names"
+                    f"evaluate.tasks: task {task!r} is not prepared: choose from {', '.join(sorted(tasks))} "
+                    "or add it to tasks.names"
                 )
         if self.train.hidden_states == "captured" and not self.regenerate.capture_hidden_states:
             raise ValueError(
