@@ -5,11 +5,14 @@ key is added here and in ``profiles/default.yaml``; the stage that reads it list
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from eagle3.parameters import SettingsError, describe_errors, read_yaml, to_json
+
+if TYPE_CHECKING:
+    from eagle3.decoding.tree import TreeShape
 
 Count = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
@@ -33,7 +36,6 @@ class TargetSettings(Section):
 
     source: Text
     file: str | None  # the file inside a wheel that holds the model
-    dtype: Dtype
     capture_layers: tuple[NonNegative, ...] | None
 
 
@@ -165,19 +167,19 @@ class TreeSettings(Section):
 
     @model_validator(mode="after")
     def _can_be_built(self) -> Self:
-        if self.topk == 1 and self.num_draft_tokens != self.num_steps + 1:
-            raise ValueError(
-                f"num_draft_tokens {self.num_draft_tokens} cannot be met: topk 1 is a chain of num_steps "
-                f"drafts and the root: set num_draft_tokens to num_steps + 1 = {self.num_steps + 1}"
-            )
-        largest = self.topk + (self.num_steps - 1) * self.topk**2 + 1
-        if self.num_draft_tokens > largest:
-            raise ValueError(
-                f"num_draft_tokens {self.num_draft_tokens} is more than num_steps {self.num_steps} and topk "
-                f"{self.topk} can draft (num_draft_tokens - 1 <= topk + (num_steps - 1) * topk**2): set "
-                f"num_draft_tokens to at most {largest}, or raise num_steps or topk"
-            )
+        try:
+            self.shape  # noqa: B018 (making it checks it)
+        except ValueError as error:
+            rule = "num_draft_tokens - 1 <= topk + (num_steps - 1) * topk**2, and num_steps + 1 of them at topk 1"
+            raise ValueError(f"{error}. SGLang's constraint: {rule}") from None
         return self
+
+    @property
+    def shape(self) -> "TreeShape":
+        """The tree as the decoder takes it."""
+        from eagle3.decoding.tree import TreeShape  # imports torch, which most of the settings do not need
+
+        return TreeShape(self.num_steps, self.topk, self.num_draft_tokens)
 
 
 class MethodSettings(Section):
