@@ -170,7 +170,7 @@ class TreeSettings(Section):
         try:
             self.shape  # noqa: B018 (making it checks it)
         except ValueError as error:
-            rule = "num_draft_tokens - 1 <= topk + (num_steps - 1) * topk**2, and num_steps + 1 of them at topk 1"
+            rule = "num_draft_tokens - 1 <= topk + (num_steps - 1) * topk**2, or = num_steps at topk 1"
             raise ValueError(f"{error}. SGLang's constraint: {rule}") from None
         return self
 
