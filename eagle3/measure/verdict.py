@@ -1,0 +1,228 @@
+"""The verdict on an evaluation: what in it can be believed, in sentences."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from eagle3.measure.protocol import VANILLA, VANILLA_AGAIN
+from eagle3.measure.summary import ALL_TASKS
+
+# A draft that is not the target's, or is run in the wrong mode, is accepted next to never (tau = 1).
+LOWEST_PLAUSIBLE_TAU = 1.2
+# Shares of the machine's CPU time that other processes used while measuring.
+BUSY_SHARE = 0.05
+# Mean (max - min) / median of a cell's repeats.
+NOISY_SPREAD = 0.10
+# Fewer prompts than this give a bootstrap too few different resamples for its stated coverage.
+FEW_PROMPTS = 10
+RECOMMENDED_REPEATS = 3
+
+
+class Level(StrEnum):
+    """What a check says about the evaluation as a whole."""
+
+    OK = "ok"
+    WARNING = "warning"
+    FAILURE = "failure"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing checked, with a sentence that stands by itself."""
+
+    name: str
+    level: Level
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Circumstances:
+    """What happened around the measurement."""
+
+    repeats: int
+    foreign_cpu_mean: float
+    foreign_cpu_max: float
+    excluded: Mapping[str, str]  # "task/prompt id" -> error
+    sessions: int
+    loads: Mapping[str, Any]  # "start" and "end"
+
+
+def judge(results: Sequence[Mapping[str, Any]], circumstances: Circumstances) -> dict[str, Any]:
+    """The verdict: `trustworthy` (no check failed), `summary`, `checks`, `noise` and `load`."""
+    overall = [row for row in results if row["task"] == ALL_TASKS]
+    checks = [
+        *(_check_aa(row) for row in overall if row["method"] == VANILLA_AGAIN),
+        _check_losslessness(overall),
+        *_check_tau(overall),
+        *_check_slower(overall),
+        _check_noise(overall),
+        _check_load(circumstances),
+        *_check_amount(overall, circumstances),
+        *_check_exclusions(circumstances),
+        *_check_repeatable(overall),
+    ]
+    counts = {level: sum(check.level is level for check in checks) for level in Level}
+    return {
+        "trustworthy": counts[Level.FAILURE] == 0,
+        "summary": _summary(counts),
+        "checks": [asdict(check) for check in checks],
+        "noise": {
+            "repeat_spread": _spread(overall),
+            "aa": [
+                {
+                    "temperature": row["temperature"],
+                    **{key: row[key] for key in ("speedup", "speedup_low", "speedup_high")},
+                }
+                for row in overall
+                if row["method"] == VANILLA_AGAIN
+            ],
+        },
+        "load": {
+            **circumstances.loads,
+            "foreign_cpu_mean": circumstances.foreign_cpu_mean,
+            "foreign_cpu_max": circumstances.foreign_cpu_max,
+        },
+        "sessions": circumstances.sessions,
+        "excluded_prompts": dict(circumstances.excluded),
+    }
+
+
+def _summary(counts: Mapping[Level, int]) -> str:
+    if counts[Level.FAILURE]:
+        return f"Do not trust these numbers: {counts[Level.FAILURE]} of the checks failed."
+    if counts[Level.WARNING]:
+        noun = "check warns" if counts[Level.WARNING] == 1 else "checks warn"
+        return f"These numbers can be trusted with the reservations below: {counts[Level.WARNING]} {noun}."
+    return "These numbers can be trusted: all checks passed."
+
+
+def _check_aa(row: Mapping[str, Any]) -> Check:
+    at = f"at temperature {row['temperature']:g}"
+    low, high = row["speedup_low"], row["speedup_high"]
+    if low is None:
+        sentence = (
+            f"Vanilla against itself {at} gives {row['speedup']:.3f} on a single prompt, "
+            "so no interval exists."
+        )
+        return Check("a/a", Level.WARNING, sentence)
+    interval = f"{row['speedup']:.3f} (95 % interval {low:.3f} to {high:.3f})"
+    if low <= 1.0 <= high:
+        return Check("a/a", Level.OK, f"Vanilla against itself {at} gives {interval}, which contains 1.")
+    return Check(
+        "a/a",
+        Level.FAILURE,
+        f"Vanilla against itself {at} gives {interval}, which does not contain 1: the protocol sees a "
+        f"difference of {abs(row['speedup'] - 1):.1%} where there is none. Measure again on a quiet machine.",
+    )
+
+
+def _check_losslessness(overall: Sequence[Mapping[str, Any]]) -> Check:
+    failed = {row["method"]: row["lossless"]["failures"] for row in overall if row["lossless"]["failures"]}
+    if failed:
+        listed = ", ".join(f"{method} {count}" for method, count in failed.items())
+        return Check(
+            "lossless",
+            Level.FAILURE,
+            f"Outputs that are not the target's own: {listed}. A method that changes tokens has no speedup.",
+        )
+    compared = sum(row["lossless"]["compared"] for row in overall if row["method"] != VANILLA)
+    ties = sum(row["lossless"]["near_ties"] for row in overall)
+    if not compared:
+        return Check(
+            "lossless",
+            Level.WARNING,
+            "No output was compared: only greedy outputs can be, and temperature 0 was not measured.",
+        )
+    rest = f", except {ties} that part at a near tie of the target's logits" if ties else ""
+    return Check(
+        "lossless", Level.OK, f"All {compared} greedy outputs compared equal vanilla's token by token{rest}."
+    )
+
+
+def _check_tau(overall: Sequence[Mapping[str, Any]]) -> list[Check]:
+    checks = []
+    for row in overall:
+        if row["tau"] is not None and row["rounds"] and row["tau"] < LOWEST_PLAUSIBLE_TAU:
+            sentence = (
+                f"{row['method']} at temperature {row['temperature']:g} has a mean acceptance length of "
+                f"{row['tau']:.2f}, below {LOWEST_PLAUSIBLE_TAU}: the draft is hardly ever right. Check that it "
+                "was trained for this target, with these captured layers and this vocabulary, and runs in its "
+                "own mode."
+            )
+            checks.append(Check("tau", Level.WARNING, sentence))
+    return checks
+
+
+def _check_slower(overall: Sequence[Mapping[str, Any]]) -> list[Check]:
+    slower = [
+        f"{row['method']} ({row['speedup']:.2f}x at temperature {row['temperature']:g})"
+        for row in overall
+        if row["slower_than_vanilla"] and row["method"] != VANILLA_AGAIN
+    ]
+    if not slower:
+        return []
+    return [Check("slower", Level.WARNING, f"Slower than vanilla on this machine: {', '.join(slower)}.")]
+
+
+def _spread(overall: Sequence[Mapping[str, Any]]) -> float:
+    """Mean over vanilla's rows of the spread of repeats."""
+    spreads = [row["repeat_spread"] for row in overall if row["method"] == VANILLA]
+    return sum(spreads) / len(spreads)
+
+
+def _check_noise(overall: Sequence[Mapping[str, Any]]) -> Check:
+    spread = _spread(overall)
+    sentence = f"Repeats of one vanilla generation spread over {spread:.1%} of their median"
+    if spread > NOISY_SPREAD:
+        return Check(
+            "noise", Level.WARNING, f"{sentence}: this machine is noisy; more repeats or prompts help."
+        )
+    return Check("noise", Level.OK, f"{sentence}.")
+
+
+def _check_load(circumstances: Circumstances) -> Check:
+    sentence = (
+        f"Other processes used {circumstances.foreign_cpu_mean:.1%} of the CPU time while measuring "
+        f"(load average {circumstances.loads['start']['load_average'][0]:.1f} at the start, "
+        f"{circumstances.loads['end']['load_average'][0]:.1f} at the end)"
+    )
+    if circumstances.foreign_cpu_mean > BUSY_SHARE:
+        return Check("load", Level.WARNING, f"{sentence}: close them and measure again for clean times.")
+    return Check("load", Level.OK, f"{sentence}.")
+
+
+def _check_amount(overall: Sequence[Mapping[str, Any]], circumstances: Circumstances) -> list[Check]:
+    checks = []
+    prompts = min(row["prompts"] for row in overall)
+    if prompts < FEW_PROMPTS:
+        sentence = (
+            f"Only {prompts} prompts were measured: intervals from fewer than {FEW_PROMPTS} are too narrow."
+        )
+        checks.append(Check("prompts", Level.WARNING, sentence))
+    if circumstances.repeats < RECOMMENDED_REPEATS:
+        sentence = (
+            f"Each generation was measured {circumstances.repeats} time(s): a median needs "
+            f"{RECOMMENDED_REPEATS} or more."
+        )
+        checks.append(Check("repeats", Level.WARNING, sentence))
+    return checks
+
+
+def _check_exclusions(circumstances: Circumstances) -> list[Check]:
+    if not circumstances.excluded:
+        return []
+    listed = ", ".join(list(circumstances.excluded)[:5])
+    more = f" and {len(circumstances.excluded) - 5} more" if len(circumstances.excluded) > 5 else ""
+    sentence = (
+        f"{len(circumstances.excluded)} prompt(s) failed and are left out for every method: {listed}{more}."
+    )
+    return [Check("excluded", Level.WARNING, sentence)]
+
+
+def _check_repeatable(overall: Sequence[Mapping[str, Any]]) -> list[Check]:
+    varying = sorted({row["method"] for row in overall if not row["repeatable"]})
+    if not varying:
+        return []
+    sentence = f"Repeats of {', '.join(varying)} gave different tokens for the same prompt and seed."
+    return [Check("repeatable", Level.WARNING, sentence)]
