@@ -191,6 +191,16 @@ def user_turn_text(
     return head
 
 
+def user_turn_end(tokenizer: PreTrainedTokenizerBase) -> str:
+    """The text that the template puts between the user's text and the answer, without outer white space.
+
+    A target that writes a user turn itself may go on with it where the turn's end is no EOS: "[/INST]"
+    (Mistral) or "Assistant:" (the fallback for base models). What follows it is no longer the request.
+    """
+    text = render_text(tokenizer, conversation([_MARKER]), generation_prompt=True)
+    return text.rpartition(_MARKER)[2].strip()
+
+
 def _stops(tokenizer: PreTrainedTokenizerBase, eos_token_ids: Collection[int]) -> frozenset[int]:
     own = () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
     return frozenset((*own, *eos_token_ids))
@@ -202,18 +212,16 @@ def _answer_span(
     full: Sequence[int],
     stops: frozenset[int],
 ) -> tuple[int, int]:
-    """Span in `full` of messages[-1], an answer; `full` is the rendering of a conversation that begins with
-    them.
-    """
+    """Span of the answer messages[-1] in `full`, the rendering of a conversation that begins with them."""
     prompt = render_prompt(tokenizer, messages[:-1])
     start = len(prompt)
     if list(full[:start]) != prompt:
         at = next((i for i, (a, b) in enumerate(zip(full, prompt, strict=False)) if a != b), len(full))
         raise ValueError(
-            f"{tokenizer.name_or_path}: the prompt before answer {_excerpt(messages[-1]['content'])} is not "
-            f"a token prefix of the conversation (first difference at token {at} of {start}). The chat "
-            "template rewrites earlier turns, or the answer's first characters merge with the prompt: strip the "
-            "answer, or set a chat template that only appends"
+            f"{tokenizer.name_or_path}: the prompt before answer {_excerpt(messages[-1]['content'])} "
+            f"is not a token prefix of the conversation (first difference at token {at} of {start}). "
+            "The chat template rewrites earlier turns, or the answer's first characters merge with the "
+            "prompt: strip the answer, or set a chat template that only appends"
         )
     end = next((i + 1 for i in range(start, len(full)) if full[i] in stops), None)
     closed = len(encode(tokenizer, render_text(tokenizer, messages, generation_prompt=False)))

@@ -1,0 +1,82 @@
+"""What a usable prompt looks like: one reason for each refusal, so that the manifest can count them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass
+
+_WORD = re.compile(r"\w+")
+# How targets begin an answer; in a user turn they mean that the target skipped the request and answered
+# itself.
+_ANSWER_OPENINGS = re.compile(
+    r"\s*(as an ai\b|i'?m sorry,? but|i apologi[sz]e|i cannot\b|sure[,!.]|certainly[,!.]|of course[,!.]|"
+    r"here (is|are) (a|an|the|some|my)\b|you'?re welcome|i'?d be (happy|glad)|i'?m (happy|glad) to|"
+    r"hello! how can|how can i (help|assist)|thank you for)",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class PromptFilter:
+    """Bounds of a usable prompt. Lengths in characters; shares between 0 and 1 (0 switches a bound off)."""
+
+    min_characters: int = 12
+    max_characters: int = 6000
+    min_latin_share: float = 0.8
+    """Letters of the Latin script among all letters; 0 for targets of other scripts."""
+    max_repeated_share: float = 0.3
+    """Words covered by word 4-grams that occur more than twice."""
+    min_readable_share: float = 0.7
+    """Letters, digits and white space among all characters."""
+    special_tokens: Collection[str] = ()
+    """Strings of the tokenizer that a prompt may not smuggle in, such as an end-of-turn marker."""
+
+
+def refusal(text: str, bounds: PromptFilter) -> str | None:
+    """Why the text is not usable as a prompt, or None. The first that applies, in a fixed order."""
+    stripped = text.strip()
+    if not stripped:
+        return "empty"
+    if "\ufffd" in stripped or any(not (c.isprintable() or c in "\n\t\r") for c in stripped):
+        return "garbage"
+    if any(token in stripped for token in bounds.special_tokens):
+        return "special_token"
+    if len(stripped) < bounds.min_characters:
+        return "too_short"
+    if len(stripped) > bounds.max_characters:
+        return "too_long"
+    if readable_share(stripped) < bounds.min_readable_share:
+        return "garbage"
+    if latin_share(stripped) < bounds.min_latin_share:
+        return "language"
+    if repeated_share(stripped) > bounds.max_repeated_share:
+        return "repetition"
+    return None
+
+
+def answers_instead(text: str) -> bool:
+    """Whether the text opens like an assistant's answer rather than a user's request."""
+    return _ANSWER_OPENINGS.match(text) is not None
+
+
+def readable_share(text: str) -> float:
+    """Share of characters that are letters, digits or white space."""
+    return sum(c.isalnum() or c.isspace() for c in text) / len(text)
+
+
+def latin_share(text: str) -> float:
+    """Share of Latin letters among letters; 1.0 without any letters, which says nothing."""
+    letters = [c for c in text if c.isalpha()]
+    # Latin letters with their accents and extensions end at U+024F.
+    return sum(c < "\u0250" for c in letters) / len(letters) if letters else 1.0
+
+
+def repeated_share(text: str, size: int = 4) -> float:
+    """Share of words inside word n-grams that occur more than twice: a loop of the sampler, not a refrain."""
+    words = _WORD.findall(text.lower())
+    grams = [tuple(words[i : i + size]) for i in range(len(words) - size + 1)]
+    counts = Counter(grams)
+    covered = {i + k for i, gram in enumerate(grams) if counts[gram] > 2 for k in range(size)}
+    return len(covered) / len(words) if words else 0.0

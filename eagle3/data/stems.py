@@ -1,0 +1,466 @@
+"""Kinds of self-made prompts: how a user message begins before the target completes it.
+
+Free sampling from the user turn alone is narrow; each kind here steers to what a draft must be good at:
+chat in the categories of MT-bench, code, arithmetic, passages to summarise, questions, instructions with
+constraints, second turns. No stem ends in white space: the next token would have to begin in the middle of
+a word.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import dataclass
+
+SYSTEMS = (
+    "You are a helpful assistant who answers questions about programming and software.",
+    "You are a patient tutor for mathematics and science.",
+    "You are an editor who writes, rewrites and summarises texts.",
+    "You are an expert in history, economics and the arts.",
+    "You are a friendly companion for conversation, travel and cooking.",
+    "You extract information from texts and return it in the format that the user asks for.",
+    "You are a careful analyst who solves puzzles and reasons step by step.",
+)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of prompt: its share of the plan, its stems with {slots}, and how its completion ends.
+
+    `ending` "message": the target must end the user turn itself. "passage": a running text that may be cut
+    at its last sentence. "docstring": everything up to the closing quotes of the docstring. "question": up
+    to the last question mark or full stop of the first paragraph, because targets go on with the solution.
+    `steered` kinds are sampled under the template's own system message, others under one of SYSTEMS.
+    """
+
+    name: str
+    share: float
+    stems: tuple[str, ...]
+    ending: str = "message"
+    steered: bool = True
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+def _phrases(text: str) -> tuple[str, ...]:
+    return tuple(phrase.strip() for phrase in text.split(","))
+
+
+SLOTS: dict[str, tuple[str, ...]] = {
+    "name": _words(
+        "Maria James Aisha Tom Priya Carlos Emma Wei Fatima Lucas Nina Omar Sofia Ben Grace Hiro Leila "
+        "Sam Olga Daniel Ruth Ivan Chloe Kofi Ana Peter Mei Jack Zara Henry Lily Noah Ella Amir Julia "
+        "Mark"
+    ),
+    "number": _words(
+        "3 4 5 6 7 8 9 10 12 14 15 16 18 20 24 25 30 36 40 45 48 50 60 75 80 90 100 120 150 200"
+    ),
+    "thing": _words(
+        "apples books pencils marbles cookies stickers eggs tickets cards balloons oranges flowers chairs "
+        "shirts bottles coins candies toys pages boxes muffins seashells photos bracelets stamps"
+    ),
+    "place": _phrases(
+        "bakery, farm, library, factory, school, bookstore, restaurant, garden, toy shop, hospital, zoo, "
+        "train station, gym, supermarket, fruit stand, museum, theater, warehouse, pet store, coffee shop"
+    ),
+    "verb": _words(
+        "count find remove sort check filter reverse sum merge replace split convert compute group "
+        "flatten encode decode validate parse rotate extract multiply compare swap move normalize is get "
+        "max min has"
+    ),
+    "noun": _words(
+        "vowels duplicates primes words digits list string matrix numbers substring palindrome "
+        "even_numbers anagrams characters pairs spaces dictionary intervals lines brackets average median "
+        "odd_indices binary date fibonacci elements common_prefix squares factors tuples range triplets"
+    ),
+    "signature": (
+        "(numbers: List[int]) -> int",
+        "(numbers: List[int]) -> List[int]",
+        "(text: str) -> str",
+        "(text: str) -> int",
+        "(n: int) -> int",
+        "(n: int) -> bool",
+        "(n)",
+        "(s)",
+        "(lst)",
+        "(a, b)",
+        "(arr, k)",
+        "(words: List[str]) -> List[str]",
+        "(x: int, y: int) -> int",
+        "(strings: List[str], prefix: str) -> List[str]",
+        "(matrix)",
+        "(d: dict) -> dict",
+    ),
+    "imports": (
+        "",
+        "",
+        "from typing import List\n\n\n",
+        "from typing import List, Tuple\n\n\n",
+        "import math\n\n\n",
+    ),
+    "language": _phrases(
+        "Python, Python, Python, JavaScript, Java, C++, C, SQL, Go, Rust, TypeScript, Bash, HTML, R"
+    ),
+    "topic": _phrases(
+        "climate change, renewable energy, the ocean, healthy eating, remote work, artificial "
+        "intelligence, the Roman Empire, music, childhood, friendship, space travel, the stock market, "
+        "education, social media, a small village, mountains, electric cars, sleep, coffee, democracy, "
+        "gardening, football, the French Revolution, photosynthesis, vaccines, chess, inflation, "
+        "volcanoes, dreams, bees, time management, public transport, a lost dog, winter, the printing "
+        "press, quantum physics, architecture, fashion, migration, the immune system, recycling, robots, "
+        "cooking, a lighthouse"
+    ),
+    "form": _phrases(
+        "a short story, a poem, an email, a blog post, a letter, a product description, a speech, a news "
+        "article, a dialogue, an essay, a review, a press release, a cover letter, a haiku, a report, a "
+        "social media post, a fairy tale, a persuasive paragraph, an invitation, a diary entry"
+    ),
+    "role": _phrases(
+        "a pirate, a doctor, a detective, Albert Einstein, a travel guide, a medieval knight, a chef, a "
+        "job interviewer, a robot from the future, a historian, Sherlock Holmes, a financial advisor, a "
+        "teacher, an alien, a wise old tree, a football coach, a lawyer, Shakespeare, a personal trainer, "
+        "a museum guide"
+    ),
+    "subject": _words(
+        "physics chemistry biology astronomy geology engineering medicine statistics ecology genetics "
+        "optics mechanics thermodynamics neuroscience"
+    ),
+    "humanity": _phrases(
+        "history, philosophy, economics, literature, art, psychology, religion, politics, sociology, law, "
+        "ethics, archaeology, linguistics, music theory"
+    ),
+    "opening": _phrases(
+        "The, A, An, In, On, Police, Researchers, Scientists, The company, The city, Two, Last week, "
+        "Many, For years, More than, According to, After, When, At the, Officials, Students, This, My, "
+        "Dear, Our, The film, The team, One of the, Since, While"
+    ),
+}
+
+KINDS: tuple[Kind, ...] = (
+    Kind("free", 2.5, ("",), steered=False),
+    Kind(
+        "code_function",
+        1.0,
+        (
+            "Write a Python function that",
+            "Write a {language} function that",
+            "Write a Python function called {verb}_{noun} that",
+            "Write a {language} program that",
+            "Implement a class in {language} that",
+            "Write a function to {verb}",
+            "Create a script in {language} that",
+            "Given a list of {thing}, write a Python function that",
+            "Write a regular expression that",
+            "Write a SQL query that",
+            "Implement an algorithm that",
+        ),
+    ),
+    Kind(
+        "code_completion",
+        1.6,
+        (
+            'Complete the code I provided.\n\n{imports}def {verb}_{noun}{signature}:\n    """',
+            'Complete the code I provided.\n\n{imports}def {verb}_{noun}{signature}:\n    """Given',
+            'Complete the code I provided.\n\n{imports}def {verb}_{noun}{signature}:\n    """Return',
+            'Complete the code I provided.\n\n{imports}def {verb}_{noun}{signature}:\n    """Write code that',
+            'Complete this function:\n\n```python\n{imports}def {verb}_{noun}{signature}:\n    """',
+            'Finish the following Python function.\n\n{imports}def {verb}_{noun}{signature}:\n    """',
+        ),
+        ending="docstring",
+    ),
+    Kind(
+        "code_help",
+        0.6,
+        (
+            "Explain what this code does:\n\n```python\ndef {verb}_{noun}(",
+            "What is wrong with this {language} code?\n\n```",
+            "How do I {verb}",
+            "In {language}, how can I",
+            "What is the difference between",
+            "How does {language} handle",
+            "Convert this Python code to {language}:\n\n```python\ndef {verb}_{noun}(",
+            "I get this error in {language}:",
+        ),
+    ),
+    Kind(
+        "arithmetic",
+        2.0,
+        (
+            "{name} has {number} {thing}",
+            "{name} bought {number} {thing}",
+            "{name} and {name} have",
+            "A {place} sells",
+            "There are {number} {thing} in",
+            "{name} works at a {place}",
+            "{name} reads {number} pages",
+            "{name} earns ${number}",
+            "A train travels",
+            "In a class of {number} students,",
+            "{name} is {number} years old.",
+            "If {name} drives",
+            "{name} makes {number} {thing} every",
+            "A {place} has {number}",
+            "{name} wants to buy",
+            "The price of",
+            "{name} spends",
+            "Every day, {name}",
+            "{name} ran {number} miles",
+            "A box contains {number} {thing}",
+        ),
+        ending="question",
+    ),
+    Kind(
+        "math",
+        0.5,
+        (
+            "Solve the equation",
+            "What is the value of",
+            "Find the",
+            "Simplify the expression",
+            "What is the probability that",
+            "A rectangle has",
+            "Calculate the",
+            "If x =",
+            "Prove that",
+            "How many ways",
+        ),
+    ),
+    Kind(
+        "writing",
+        0.9,
+        (
+            "Write {form} about {topic}",
+            "Write {form} that",
+            "Write {form} to",
+            "Compose {form} about",
+            "Draft {form} in which",
+            "Describe {topic}",
+            "Edit the following paragraph to correct any grammatical errors:\n\n{opening}",
+            "Imagine you are writing {form}",
+            "Come up with a title for",
+            "Write an introduction for",
+        ),
+    ),
+    Kind(
+        "roleplay",
+        0.5,
+        (
+            "Pretend to be {role}.",
+            "Act as {role} and",
+            "You are {role}.",
+            "Imagine you are {role}.",
+            "I want you to act as {role}.",
+            "Take on the role of {role} and explain",
+        ),
+    ),
+    Kind(
+        "reasoning",
+        0.6,
+        (
+            "Which word does not belong:",
+            "{name} is taller than",
+            "If all",
+            "Suppose that",
+            "Which of the following",
+            "Three friends,",
+            "Read the following and decide",
+            "Imagine you are in a race",
+            "True or false:",
+            "What comes next in the sequence",
+            "Given that",
+        ),
+    ),
+    Kind(
+        "extraction",
+        0.6,
+        (
+            "Extract the names of",
+            "Given the following text, list",
+            "Read this review and rate it from 1 to 5:\n\n{opening}",
+            "Identify the countries, their capitals",
+            "Extract the main points from the following text:\n\n{opening}",
+            "From the text below, return a JSON object with",
+            "List all the {thing} mentioned in this text:",
+            "Classify the sentiment of this sentence:",
+        ),
+        ending="passage",
+    ),
+    Kind(
+        "stem",
+        0.6,
+        (
+            "Explain",
+            "Explain how",
+            "In {subject}, what is",
+            "What is the role of",
+            "Describe the process of",
+            "What are the main causes of",
+            "How does",
+            "Why do",
+            "What happens when",
+            "Explain the concept of",
+        ),
+    ),
+    Kind(
+        "humanities",
+        0.6,
+        (
+            "Discuss the",
+            "What were the causes of",
+            "Compare",
+            "Explain the significance of",
+            "In {humanity}, what",
+            "How did",
+            "What are the main ideas of",
+            "Describe the relationship between",
+            "Who was",
+            "Provide insights into",
+        ),
+    ),
+    Kind(
+        "summary",
+        1.2,
+        (
+            "Summarize the following article in one or two sentences.\n\n{opening}",
+            "Summarize the following text in three sentences.\n\n{opening}",
+            "Summarize this news story:\n\nPolice",
+            "Summarize this text:\n\n{name}",
+            "Summarize the following passage in a few sentences.\n\n{opening}",
+            "Give a short summary of this text about {topic}:\n\n{opening}",
+            "What is the main point of this article?\n\nThe",
+            "TL;DR of the following:\n\nThe",
+            "Summarise the text below in your own words.\n\nResearchers",
+            "Write a one-sentence summary of this report:\n\nThe government",
+        ),
+        ending="passage",
+    ),
+    Kind(
+        "question",
+        1.4,
+        (
+            "Who",
+            "What",
+            "When did",
+            "Where is",
+            "Which",
+            "who is the",
+            "who played",
+            "when was the",
+            "where does the",
+            "what is the name of",
+            "how many",
+            "who wrote",
+            "what year did",
+            "when is the",
+            "where was",
+            "who sings",
+            "what does",
+            "is it true that",
+            "how long does",
+        ),
+    ),
+    Kind(
+        "instruction",
+        1.0,
+        (
+            "Write {form} about {topic} in exactly {number} words. Do not",
+            "List {number}",
+            "Write {form} about {topic}. Include the word",
+            "Answer in one sentence:",
+            "Explain {topic} without using",
+            "Give me {number} ideas for",
+            "Write a paragraph about {topic} in which every sentence",
+            "Respond only with",
+            "Create a table of",
+            "In bullet points, explain",
+            "Write {form} where",
+            "Explain {topic} to a",
+        ),
+    ),
+    Kind(
+        "advice",
+        0.7,
+        (
+            "How can I",
+            "What should I",
+            "Can you recommend",
+            "I'm planning",
+            "What are some",
+            "I need help with",
+            "Is it a good idea to",
+            "What's the best way to",
+            "Can you help me",
+            "I want to learn",
+        ),
+    ),
+    Kind(
+        "rewriting",
+        0.5,
+        (
+            "Rewrite the following sentence:",
+            "Make this email more polite:\n\n{opening}",
+            "Translate the following into Spanish:",
+            "Paraphrase this paragraph:\n\n{opening}",
+            "Correct the grammar:",
+            "Rewrite this text for children:\n\n{opening}",
+            "Make the following text shorter:\n\n{opening}",
+        ),
+        ending="passage",
+    ),
+)
+
+FOLLOW_UPS: dict[str, tuple[str, ...]] = {
+    "code": (
+        "Add",
+        "Now write",
+        "Can you add comments",
+        "What is the time complexity",
+        "Rewrite it",
+        "Write tests for",
+        "Explain the code",
+        "How would you change it",
+    ),
+    "arithmetic": (
+        "What if",
+        "Now suppose",
+        "Explain how",
+        "How many",
+        "Show the steps",
+        "Can you check",
+        "And if",
+    ),
+    "other": (
+        "Rewrite your previous response",
+        "Now",
+        "Can you",
+        "Explain",
+        "Give an example",
+        "What about",
+        "Make it shorter",
+        "Summarize your answer in",
+        "Why",
+        "How",
+        "Do the same",
+        "Take your previous answer and",
+        "In your answer,",
+        "Tell me more about",
+        "Translate your answer",
+        "Modify",
+    ),
+}
+
+_SLOT = re.compile(r"\{(\w+)\}")
+
+
+def fill(stem: str, generator: random.Random) -> str:
+    """The stem with a random value in each slot; two equal slots get independent values."""
+    return _SLOT.sub(lambda match: generator.choice(SLOTS[match[1]]), stem)
+
+
+def follow_up_stems(kind: str) -> tuple[str, ...]:
+    """How second turns to a prompt of this kind begin."""
+    if kind.startswith("code"):
+        return FOLLOW_UPS["code"]
+    return FOLLOW_UPS["arithmetic" if kind in ("arithmetic", "math") else "other"]
