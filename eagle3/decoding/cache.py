@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -157,3 +157,28 @@ class KVCache:
             first = torch.tensor(self.lengths, device=device)
             self._slots = (key, count, first[:, None] + torch.arange(count, device=device))
         return torch.arange(self.batch, device=device)[:, None], self._slots[2]
+
+
+class ReusableCache:
+    """One cache kept from request to request, so that memory is allocated and touched once; grows when needed."""
+
+    STEP = 256
+
+    def __init__(self, new_cache: Callable[[int], KVCache], context: int) -> None:
+        """
+        Args:
+            new_cache: makes a cache of a given capacity.
+            context: the largest capacity that makes sense (the model's positions).
+        """
+        self._new_cache = new_cache
+        self._context = context
+        self._cache: KVCache | None = None
+
+    def reserve(self, slots: int) -> KVCache:
+        """An empty cache of at least `slots` slots."""
+        if self._cache is None or self._cache.capacity < slots:
+            rounded = -(-slots // self.STEP) * self.STEP
+            self._cache = None  # give the memory back first
+            self._cache = self._new_cache(max(slots, min(rounded, self._context)))
+        self._cache.truncate(0)
+        return self._cache
