@@ -1,7 +1,7 @@
 """MLflow, and the only module that knows it: it mirrors what the stages write as JSON, Parquet and weights.
 
 An experiment a stage (``<experiment>/train``, ...), a run an execution; an evaluation is a parent run with
-one child a method, whose metrics have equal names, so that selecting them in the user interface compares them.
+one child a method, whose metrics have equal names, so that selecting them in the browser compares them.
 """
 
 import json

@@ -1,0 +1,15 @@
+"""Where the stages keep what they make, relative to the project's folder; dvc.yaml names the same places."""
+
+from pathlib import Path
+
+TARGET = Path("models/target")
+DRAFTS = Path("models/drafts")
+PROMPTS = Path("data/prompts")
+TASKS = Path("data/tasks")
+REGENERATED = Path("data/regenerated")
+VOCABULARY = Path("data/vocabulary")
+REPORTS = Path("reports")
+MACHINE = REPORTS / "machine.json"
+METRICS = REPORTS / "metrics.json"
+# Journals and checkpoints of what is under way: they let a killed stage go on, and no stage depends on them.
+RUNS = Path("runs")
