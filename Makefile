@@ -34,7 +34,7 @@ repro: $(READY) ## Run the pipeline of params.yaml, from the target to reports/i
 	@echo "The report is reports/index.html; 'make ui' shows every run."
 
 profile: $(READY) ## Overwrite params.yaml with a profile: make profile NAME=full
-	python experiments/profile.py $(NAME)
+	python experiments/apply_profile.py $(NAME)
 
 # A copy of the tree as it is now, with its own git, DVC cache, MLflow database and results.
 smoke: $(READY) ## Run the whole pipeline in minutes, in a workspace of its own (.smoke)
@@ -43,7 +43,7 @@ smoke: $(READY) ## Run the whole pipeline in minutes, in a workspace of its own 
 		| tar --create --null --ignore-failed-read --files-from=- | tar --extract --directory=.smoke
 	cd .smoke && git init --quiet && git add --all \
 		&& git -c user.name=smoke -c user.email=smoke@localhost commit --quiet --message=smoke
-	cd .smoke && python experiments/profile.py smoke && dvc repro && dvc metrics show
+	cd .smoke && python experiments/apply_profile.py smoke && dvc repro && dvc metrics show
 	@echo "The smoke report is .smoke/reports/index.html"
 
 test: lint ## Style, types and tests (not those marked slow, serving or gpu)

@@ -1,13 +1,12 @@
 """Fetch the target model and write it once as safetensors with tokenizer, chat template and manifest."""
 
 from cli import read_settings, stage_parser
-
 from eagle3 import paths
 
 
 def main() -> None:
     arguments = stage_parser(__doc__).parse_args()
-    target = read_settings(arguments.params).target
+    settings = read_settings(arguments.params).target
 
     from eagle3.models.prepare import prepare_target
 

@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 from cli import read_settings
-
 from eagle3.parameters import SettingsError, write_profile
 
 
