@@ -10,9 +10,7 @@ def main() -> None:
 
     from eagle3.models.prepare import prepare_target
 
-    manifest = prepare_target(
-        target.source, paths.TARGET, file=target.file, capture_layers=target.capture_layers
-    )
+    manifest = prepare_target(settings.source, paths.TARGET, settings.file, settings.capture_layers)
     print(
         f"{paths.TARGET}: {manifest['model_type']}, {manifest['parameters'] / 1e6:.0f}M parameters, "
         f"{manifest['num_layers']} layers, hidden states {manifest['capture_layers']} feed the draft"
