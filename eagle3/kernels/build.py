@@ -1,0 +1,82 @@
+"""Compile the CPU kernels for this machine, once, into the cache folder."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch  # noqa: F401  - loads the OpenMP runtime first, so that the kernels share torch's thread pool
+
+from eagle3.sources import cache_root
+
+SOURCE = Path(__file__).with_name("decoder.cpp")
+FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-std=c++17")
+
+log = logging.getLogger(__name__)
+
+
+@functools.cache
+def load_kernels() -> ctypes.CDLL | None:
+    """The compiled kernels, or None (said once, as a warning) where no C++ compiler is found.
+
+    Raises:
+        RuntimeError: if a compiler is there but fails, with its message.
+    """
+    compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("c++")
+    if compiler is None:
+        log.warning(
+            "no C++ compiler found: decoding uses plain torch, several times slower for draft trees; install g++"
+        )
+        return None
+    path = _library_path(compiler)
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+            built = Path(scratch) / path.name
+            run = subprocess.run(
+                [compiler, *FLAGS, str(SOURCE), "-o", str(built)], capture_output=True, text=True
+            )
+            if run.returncode:
+                raise RuntimeError(f"compiling {SOURCE.name} with {compiler} failed:\n{run.stderr.strip()}")
+            built.replace(path)  # atomic: processes that build at the same time do not see half a file
+    return _declare(ctypes.CDLL(str(path)))
+
+
+def _library_path(compiler: str) -> Path:
+    """A name for exactly this source, compiler and processor (the code is built for the machine's own instructions)."""
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
+    native = subprocess.run(
+        [compiler, "-march=native", "-Q", "--help=target"], capture_output=True, text=True
+    ).stdout
+    parts = (SOURCE.read_text(), " ".join(FLAGS), compiler, version, native, platform.machine())
+    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    return cache_root() / "kernels" / f"decoder-{digest[:16]}.so"
+
+
+def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
+    pointer, integer, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+    signatures = {
+        "linear_float32": [pointer] * 4 + [integer] * 3,
+        "linear_bfloat16": [pointer] * 4 + [integer] * 3,
+        "rms_norm": [pointer] * 3 + [integer] * 2 + [real],
+        "swiglu": [pointer] * 2 + [integer] * 2,
+        "attention": [pointer] * 5
+        + [real]
+        + [pointer] * 2
+        + [integer] * 2
+        + [pointer] * 2
+        + [integer, real, pointer]
+        + [integer] * 5,
+    }
+    for name, arguments in signatures.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = arguments, None
+    return library

@@ -1,0 +1,234 @@
+// The arithmetic of a decoder layer for the few rows of decoding, on a CPU, in float32.
+//
+// Why it exists: a decoding step reads every weight once, so verifying a handful of draft tokens should cost about as
+// much as one vanilla step. The BLAS behind torch.nn.functional.linear can cost two to three times as much for 2 to 16
+// rows as for one (benchmarks/linear.py shows it for the machine at hand), which hides the gain of speculation.
+//
+// Every result depends on its own row alone: a sum runs in an order given by the row's own content, never by how many
+// rows are computed beside it or how they are spread over threads. Verifying a tree of 16 tokens therefore gives, bit
+// for bit, the logits of single vanilla steps, and a row of a batch those of the row alone.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+namespace {
+
+constexpr int PANEL = 16;
+constexpr int LANES = 8;
+typedef float Vector __attribute__((vector_size(LANES * sizeof(float)), aligned(4)));
+typedef uint16_t Half __attribute__((vector_size(LANES * sizeof(uint16_t)), aligned(2)));
+typedef uint32_t Word __attribute__((vector_size(LANES * sizeof(uint32_t))));
+
+inline Vector load(const float* p) { return *reinterpret_cast<const Vector*>(p); }
+
+// bfloat16 is the upper half of a float32: widening is exact.
+inline Vector load(const uint16_t* p) {
+  Word word = __builtin_convertvector(*reinterpret_cast<const Half*>(p), Word) << 16;
+  return (Vector)word;
+}
+
+inline float sum_lanes(Vector v) {
+  return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
+}
+
+// exp by range reduction and a degree-5 polynomial (Cephes expf); below -87 it is zero. Relative error about 1e-7.
+inline Vector exponential(Vector x) {
+  typedef int32_t Integer __attribute__((vector_size(LANES * sizeof(int32_t))));
+  const auto underflow = x < -87.0f;
+  const Vector clipped = underflow ? Vector{} - 87.0f : x;
+  const Vector shifted = clipped * 1.44269504088896341f + 12582912.0f;  // adding 1.5 * 2^23 rounds to an integer
+  const Vector n = shifted - 12582912.0f;
+  Vector r = clipped - n * 0.693359375f;
+  r = r + n * 2.12194440e-4f;
+  Vector p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  Integer exponent = (__builtin_convertvector(n, Integer) + 127) << 23;
+  return underflow ? Vector{} : p * (Vector)exponent;
+}
+
+// y = x @ W^T. Layout of W: panels of PANEL outputs, packed[n / PANEL][k][n % PANEL], the last padded with zeros.
+// Each output is one sum over ascending k in its own accumulator, whatever the number of rows.
+template <int ROWS, typename Weight>
+inline void block(const float* x, int64_t x_stride, const Weight* panel, const float* bias, float* y, int64_t y_stride,
+                  int64_t K, int columns) {
+  Vector low[ROWS], high[ROWS];
+  for (int r = 0; r < ROWS; r++) low[r] = high[r] = Vector{};
+  for (int64_t k = 0; k < K; k++) {
+    const Vector a = load(panel + k * PANEL), b = load(panel + k * PANEL + LANES);
+    for (int r = 0; r < ROWS; r++) {
+      const float value = x[r * x_stride + k];
+      low[r] += a * value;
+      high[r] += b * value;
+    }
+  }
+  for (int r = 0; r < ROWS; r++) {
+    float out[PANEL];
+    std::memcpy(out, &low[r], sizeof(Vector));
+    std::memcpy(out + LANES, &high[r], sizeof(Vector));
+    if (bias)
+      for (int c = 0; c < columns; c++) out[c] += bias[c];
+    std::memcpy(y + r * y_stride, out, columns * sizeof(float));
+  }
+}
+
+template <typename Weight>
+void linear(const float* x, const Weight* packed, const float* bias, float* y, int64_t M, int64_t N, int64_t K) {
+  const int64_t panels = (N + PANEL - 1) / PANEL;
+#pragma omp parallel for schedule(static)
+  for (int64_t p = 0; p < panels; p++) {
+    const Weight* panel = packed + p * PANEL * K;
+    const int columns = static_cast<int>(std::min<int64_t>(PANEL, N - p * PANEL));
+    const float* panel_bias = bias ? bias + p * PANEL : nullptr;
+    for (int64_t m = 0; m < M;) {
+      const float* xm = x + m * K;
+      float* ym = y + m * N + p * PANEL;
+      switch (std::min<int64_t>(M - m, 6)) {
+        case 6: block<6>(xm, K, panel, panel_bias, ym, N, K, columns); m += 6; break;
+        case 5: block<5>(xm, K, panel, panel_bias, ym, N, K, columns); m += 5; break;
+        case 4: block<4>(xm, K, panel, panel_bias, ym, N, K, columns); m += 4; break;
+        case 3: block<3>(xm, K, panel, panel_bias, ym, N, K, columns); m += 3; break;
+        case 2: block<2>(xm, K, panel, panel_bias, ym, N, K, columns); m += 2; break;
+        default: block<1>(xm, K, panel, panel_bias, ym, N, K, columns); m += 1; break;
+      }
+    }
+  }
+}
+
+// RMS normalisation of one row; the sum of squares runs over fixed lanes.
+inline void normalise(const float* x, const float* weight, float* y, int64_t H, float eps) {
+  Vector squares = {};
+  int64_t i = 0;
+  for (; i + LANES <= H; i += LANES) squares += load(x + i) * load(x + i);
+  float total = sum_lanes(squares);
+  for (; i < H; i++) total += x[i] * x[i];
+  const float scale = 1.0f / std::sqrt(total / H + eps);
+  for (i = 0; i < H; i++) y[i] = x[i] * scale * weight[i];
+}
+
+// Rotary embedding in the "rotate half" convention: (a, b) -> (a cos - b sin, b cos + a sin) for the two halves.
+inline void rotate(const float* x, const float* cos, const float* sin, float* y, int64_t D) {
+  const int64_t half = D / 2;
+  for (int64_t i = 0; i < half; i++) {
+    const float a = x[i], b = x[i + half];
+    y[i] = a * cos[i] - b * sin[i];
+    y[i + half] = b * cos[i + half] + a * sin[i + half];
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+void linear_float32(const float* x, const float* packed, const float* bias, float* y, int64_t M, int64_t N, int64_t K) {
+  linear(x, packed, bias, y, M, N, K);
+}
+
+void linear_bfloat16(const float* x, const uint16_t* packed, const float* bias, float* y, int64_t M, int64_t N,
+                     int64_t K) {
+  linear(x, packed, bias, y, M, N, K);
+}
+
+void rms_norm(const float* x, const float* weight, float* y, int64_t rows, int64_t H, float eps) {
+#pragma omp parallel for schedule(static) if (rows > 8)
+  for (int64_t r = 0; r < rows; r++) normalise(x + r * H, weight, y + r * H, H, eps);
+}
+
+// y[rows, I] = silu(gate) * up, with x = [gate | up] of width 2 I; I a multiple of 8.
+void swiglu(const float* x, float* y, int64_t rows, int64_t I) {
+#pragma omp parallel for schedule(static) if (rows > 4)
+  for (int64_t r = 0; r < rows; r++)
+    for (int64_t i = 0; i < I; i += LANES) {
+      const Vector gate = load(x + r * 2 * I + i), up = load(x + r * 2 * I + I + i);
+      const Vector out = gate / (1.0f + exponential(-gate)) * up;
+      std::memcpy(y + r * I + i, &out, sizeof(Vector));
+    }
+}
+
+// Attention of T new tokens in each of B rows over the cached keys and themselves.
+//
+// qkv [B, T, (Hq + 2 Hkv) D]; cos, sin [B, T, D]; keys, values: this layer's cache [B, Hkv, C, D], with row_stride and
+// head_stride in floats; lengths [B]: slots in use before the call; the T new ones are written behind them, rotated.
+// mask: bytes [T, T] (mask_stride 0) or [B, T, T] (mask_stride T * T), nonzero where new token i sees new token j; null:
+// causal. A new token sees every slot in use and the new ones its mask names, always in ascending slot order, so the
+// sums are those of the same context decoded token by token. q_norm, k_norm [D] may be null. out [B, T, Hq D].
+void attention(const float* qkv, const float* cos, const float* sin, const float* q_norm, const float* k_norm, float eps,
+               float* keys, float* values, int64_t row_stride, int64_t head_stride, const int64_t* lengths,
+               const uint8_t* mask, int64_t mask_stride, float scale, float* out, int64_t B, int64_t T, int64_t Hq,
+               int64_t Hkv, int64_t D) {
+  const int64_t width = (Hq + 2 * Hkv) * D, group = Hq / Hkv;
+  int64_t work = 0;
+  for (int64_t b = 0; b < B; b++) work += T * (lengths[b] + T);
+#pragma omp parallel if (work > 64)
+  {
+    std::vector<float> rotated(group * D), scratch(D), scores;
+    std::vector<int64_t> visible;
+#pragma omp for schedule(static)
+    for (int64_t bh = 0; bh < B * Hkv; bh++) {
+      const int64_t b = bh / Hkv, h = bh % Hkv;
+      for (int64_t t = 0; t < T; t++) {
+        const float* token = qkv + (b * T + t) * width;
+        const float *key = token + (Hq + h) * D, *value = token + (Hq + Hkv + h) * D;
+        if (k_norm) normalise(key, k_norm, scratch.data(), D, eps), key = scratch.data();
+        const int64_t slot = b * row_stride + h * head_stride + (lengths[b] + t) * D;
+        rotate(key, cos + (b * T + t) * D, sin + (b * T + t) * D, keys + slot, D);
+        std::memcpy(values + slot, value, D * sizeof(float));
+      }
+    }
+#pragma omp for schedule(dynamic, 4)
+    for (int64_t work_item = 0; work_item < B * T * Hkv; work_item++) {
+      const int64_t h = work_item % Hkv, t = work_item / Hkv % T, b = work_item / Hkv / T;
+      const int64_t length = lengths[b];
+      visible.clear();
+      for (int64_t j = 0; j < T; j++)
+        if (mask ? mask[b * mask_stride + t * T + j] != 0 : j <= t) visible.push_back(length + j);
+      const int64_t count = length + visible.size(), padded = (count + LANES - 1) / LANES * LANES;
+      const float* key_base = keys + b * row_stride + h * head_stride;
+      const float* value_base = values + b * row_stride + h * head_stride;
+      scores.resize(padded);
+      for (int64_t g = 0; g < group; g++) {
+        const int64_t token = b * T + t, head = h * group + g;
+        const float* q = qkv + token * width + head * D;
+        if (q_norm) normalise(q, q_norm, scratch.data(), D, eps), q = scratch.data();
+        float* query = rotated.data() + g * D;
+        rotate(q, cos + token * D, sin + token * D, query, D);
+        float highest = -std::numeric_limits<float>::infinity();
+        for (int64_t j = 0; j < count; j++) {
+          const float* key = key_base + (j < length ? j : visible[j - length]) * D;
+          Vector dot = {};
+          for (int64_t d = 0; d < D; d += LANES) dot += load(query + d) * load(key + d);
+          scores[j] = sum_lanes(dot) * scale;
+          highest = std::max(highest, scores[j]);
+        }
+        for (int64_t j = count; j < padded; j++) scores[j] = -std::numeric_limits<float>::infinity();
+        Vector totals = {};
+        for (int64_t j = 0; j < padded; j += LANES) {
+          const Vector e = exponential(load(scores.data() + j) - highest);
+          totals += e;
+          std::memcpy(scores.data() + j, &e, sizeof(Vector));
+        }
+        const float inverse = 1.0f / sum_lanes(totals);
+        float* result = out + token * Hq * D + head * D;
+        for (int64_t d = 0; d < D; d += 4 * LANES) {
+          Vector sums[4] = {};
+          const int64_t lanes = std::min<int64_t>(4, (D - d) / LANES);
+          for (int64_t j = 0; j < count; j++) {
+            const float* value = value_base + (j < length ? j : visible[j - length]) * D + d;
+            for (int64_t l = 0; l < lanes; l++) sums[l] += load(value + l * LANES) * scores[j];
+          }
+          for (int64_t l = 0; l < lanes; l++) {
+            const Vector scaled = sums[l] * inverse;
+            std::memcpy(result + d + l * LANES, &scaled, sizeof(Vector));
+          }
+        }
+      }
+    }
+  }
+}
+}

@@ -1,0 +1,1 @@
+"""The target, the drafts and the checkpoint format between training and decoding."""

@@ -1,0 +1,177 @@
+"""What the EAGLE family of drafts has in common: configuration, modules, and the cached forward of inference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from eagle3.decoding.cache import KVCache
+from eagle3.models.target import Target, TargetOutput
+
+
+@dataclass(frozen=True)
+class DraftConfig:
+    """The shape of a draft. `hidden_size` is the target's: the target's embedding is used as it is."""
+
+    family: str  # "eagle3" or "eagle"
+    hidden_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    draft_vocab_size: int
+    num_captured: int  # hidden states of the target that `fc` reads (EAGLE-3)
+    rms_norm_eps: float
+    rope_parameters: dict[str, Any]
+    max_position_embeddings: int
+    fc_norm: bool = False
+    norm_output: bool = False
+
+    @classmethod
+    def for_target(
+        cls,
+        target: Target,
+        family: str,
+        draft_vocab_size: int | None = None,
+        num_key_value_heads: int | None = None,
+        intermediate_size: int | None = None,
+        fc_norm: bool = False,
+        norm_output: bool = False,
+    ) -> DraftConfig:
+        """A draft of the target's own proportions, unless said otherwise."""
+        config = target.config
+        return cls(
+            family=family,
+            hidden_size=config.hidden_size,
+            num_attention_heads=config.num_attention_heads,
+            num_key_value_heads=num_key_value_heads or config.num_key_value_heads,
+            head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+            intermediate_size=intermediate_size or config.intermediate_size,
+            vocab_size=config.vocab_size,
+            draft_vocab_size=draft_vocab_size or config.vocab_size,
+            num_captured=len(target.capture_layers),
+            rms_norm_eps=float(config.rms_norm_eps),
+            rope_parameters=dict(config.rope_parameters),
+            max_position_embeddings=config.max_position_embeddings,
+            fc_norm=fc_norm,
+            norm_output=norm_output,
+        )
+
+    def rotary(self) -> LlamaRotaryEmbedding:
+        """The rotary embedding of the draft's attention (the target's own)."""
+        return LlamaRotaryEmbedding(
+            LlamaConfig(
+                hidden_size=self.hidden_size,
+                num_attention_heads=self.num_attention_heads,
+                head_dim=self.head_dim,
+                rope_parameters=self.rope_parameters,
+                max_position_embeddings=self.max_position_embeddings,
+            )
+        )
+
+
+@dataclass(frozen=True)
+class DraftOutput:
+    """One forward of a draft."""
+
+    hidden: Tensor  # [B, T, H]: what the next draft step takes as `hidden`
+    logits: Tensor | None  # [B, T, Vd], the last position only as [B, 1, Vd], or None
+
+
+class Draft(Protocol):
+    """A draft prepared for decoding with one target.
+
+    Pairing: `token_ids[t]` is the token that follows the position whose hidden state is `hidden[t]`. Worked: the prompt is
+    x0..x4, the target gives the states h0..h4 and the token x5. The draft reads x1..x5 beside h0..h4 at positions 0..4;
+    its output at index 4 predicts x6.
+    """
+
+    family: str
+    hidden_size: int
+    draft_to_target: Tensor  # [Vd] int64: target token of each draft token
+
+    def fuse(self, output: TargetOutput) -> Tensor:
+        """The hidden states that the draft reads, [B, T, H], from a forward of the target."""
+        ...
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        hidden: Tensor,
+        positions: Tensor,
+        cache: KVCache,
+        mask: Tensor | None = None,
+        logits: str = "all",
+    ) -> DraftOutput:
+        """Run T new tokens over the draft's cache; `mask` and `logits` as in Target.forward. All [B, T, ...]."""
+        ...
+
+    def new_cache(self, capacity: int, batch: int = 1) -> KVCache:
+        """The draft's own cache, of one layer."""
+        ...
+
+
+class RMSNorm(nn.Module):
+    """RMS normalisation over the last dimension."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class DraftAttention(nn.Module):
+    """The projections of the draft's attention, reading inputs of width `input_size`."""
+
+    def __init__(self, config: DraftConfig, input_size: int) -> None:
+        super().__init__()
+        queries, keys = (
+            config.num_attention_heads * config.head_dim,
+            config.num_key_value_heads * config.head_dim,
+        )
+        self.q_proj = nn.Linear(input_size, queries, bias=False)
+        self.k_proj = nn.Linear(input_size, keys, bias=False)
+        self.v_proj = nn.Linear(input_size, keys, bias=False)
+        self.o_proj = nn.Linear(queries, config.hidden_size, bias=False)
+
+
+class DraftMLP(nn.Module):
+    """SwiGLU."""
+
+    def __init__(self, config: DraftConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+def check_fits(config: DraftConfig, target: Target) -> None:
+    """Refuse a draft that was made for another target, saying what differs.
+
+    Raises:
+        ValueError: on another hidden size, vocabulary or number of captured layers.
+    """
+    pairs = [
+        ("hidden size", config.hidden_size, target.hidden_size),
+        ("vocabulary size", config.vocab_size, target.vocab_size),
+    ]
+    if config.family == "eagle3":
+        pairs.append(("number of captured layers", config.num_captured, len(target.capture_layers)))
+    different = [f"{name} {mine} (target: {theirs})" for name, mine, theirs in pairs if mine != theirs]
+    if different:
+        raise ValueError(
+            f"this draft does not belong to this target: it has {', '.join(different)}; train a draft for the target, or "
+            "name the target that the draft was trained for"
+        )

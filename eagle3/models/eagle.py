@@ -1,0 +1,101 @@
+"""The EAGLE draft (arXiv 2401.15077), used by EAGLE and, with a dynamic tree, by EAGLE-2 (arXiv 2406.16858)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from eagle3.decoding.cache import KVCache
+from eagle3.kernels import select_ops
+from eagle3.models.draft import (
+    DraftAttention,
+    DraftConfig,
+    DraftMLP,
+    DraftOutput,
+    RMSNorm,
+    check_fits,
+)
+from eagle3.models.layers import InferenceLayer, Rotary, linear_of, norm_of
+from eagle3.models.target import Target, TargetOutput
+
+
+class EagleLayer(nn.Module):
+    """A decoder layer without input norm: its input is the output of `fc`."""
+
+    def __init__(self, config: DraftConfig) -> None:
+        super().__init__()
+        self.self_attn = DraftAttention(config, config.hidden_size)
+        self.mlp = DraftMLP(config)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+
+class EagleModule(nn.Module):
+    """The trained weights, named as in the released EAGLE checkpoints. The LM head is the target's."""
+
+    def __init__(self, config: DraftConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=True)
+        self.layers = nn.ModuleList([EagleLayer(config)])
+
+
+class EagleDraft:
+    """An EAGLE draft prepared for decoding with one target (see models.draft.Draft).
+
+    Reads the target's top-layer feature (after the final norm, as the LM head does), predicts the next feature, and
+    proposes tokens through the target's own LM head over the whole vocabulary.
+    """
+
+    family = "eagle"
+
+    def __init__(
+        self, module: EagleModule, target: Target, weights: torch.dtype | None = None, compiled: bool = True
+    ) -> None:
+        config = module.config
+        check_fits(config, target)
+        self.config = config
+        self.hidden_size = config.hidden_size
+        module = module.to(target.device, weights or target.dtype)
+        ops = select_ops(target.device, compiled)
+        self.activation_dtype = ops.activation_dtype(target.dtype)
+        self._target = target
+        self.draft_to_target = torch.arange(config.vocab_size, device=target.device)
+        layer = module.layers[0]
+        assert isinstance(layer, EagleLayer)
+        self._fc = linear_of(ops, module.fc)
+        self._layer = InferenceLayer(layer.self_attn, layer.mlp, ops, config.num_attention_heads)
+        self._mlp_norm = norm_of(ops, layer.post_attention_layernorm, config.rms_norm_eps)
+        self._rotary = Rotary(config.rotary().to(target.device), target.device)
+
+    def new_cache(self, capacity: int, batch: int = 1) -> KVCache:
+        config = self.config
+        return KVCache(
+            1,
+            batch,
+            config.num_key_value_heads,
+            capacity,
+            config.head_dim,
+            self.activation_dtype,
+            self._target.device,
+        )
+
+    def fuse(self, output: TargetOutput) -> Tensor:
+        return output.final
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        hidden: Tensor,
+        positions: Tensor,
+        cache: KVCache,
+        mask: Tensor | None = None,
+        logits: str = "all",
+    ) -> DraftOutput:
+        embedded = self._target.embed_weight[token_ids].to(self.activation_dtype)  # [B, T, H]
+        x = self._fc(torch.cat((embedded, hidden), dim=-1))
+        x = x + self._layer.attend(x, self._rotary.tables(positions, self.activation_dtype), cache, 0, mask)
+        x = x + self._layer.feed_forward(self._mlp_norm(x))
+        cache.advance(token_ids.shape[1])
+        if logits == "none":
+            return DraftOutput(x, None)
+        return DraftOutput(x, self._target.logits(x if logits == "all" else x[:, -1:]))

@@ -1,0 +1,154 @@
+"""The EAGLE-3 draft (arXiv 2503.01840, released code) with EAGLE-3.1's options (arXiv 2605.09992)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from eagle3.decoding.cache import KVCache
+from eagle3.kernels import select_ops
+from eagle3.models.draft import (
+    DraftAttention,
+    DraftConfig,
+    DraftMLP,
+    DraftOutput,
+    RMSNorm,
+    check_fits,
+)
+from eagle3.models.layers import InferenceLayer, Rotary, linear_of, norm_of
+from eagle3.models.target import Target, TargetOutput
+
+
+class Eagle3Layer(nn.Module):
+    """One decoder layer whose attention reads the embedding beside the hidden state."""
+
+    def __init__(self, config: DraftConfig) -> None:
+        super().__init__()
+        self.self_attn = DraftAttention(config, 2 * config.hidden_size)
+        self.mlp = DraftMLP(config)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+
+class Eagle3Module(nn.Module):
+    """The trained weights, named as in the checkpoint format that SGLang and vLLM read."""
+
+    def __init__(self, config: DraftConfig) -> None:
+        super().__init__()
+        self.config = config
+        width = config.hidden_size
+        self.fc = nn.Linear(config.num_captured * width, width, bias=False)
+        if config.fc_norm:
+            self.fc_norm = nn.ModuleList(
+                RMSNorm(width, config.rms_norm_eps) for _ in range(config.num_captured)
+            )
+        self.midlayer = Eagle3Layer(config)
+        self.norm = RMSNorm(width, config.rms_norm_eps)
+        self.lm_head = nn.Linear(width, config.draft_vocab_size, bias=False)
+        self.d2t: Tensor
+        self.t2d: Tensor
+        self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
+        self.register_buffer("t2d", torch.zeros(config.vocab_size, dtype=torch.bool))
+
+    def set_vocabulary(self, draft_to_target: Tensor) -> None:
+        """Store the draft vocabulary as the format has it: d2t holds offsets, target id = i + d2t[i]."""
+        assert draft_to_target.shape == self.d2t.shape
+        self.d2t.copy_(draft_to_target - torch.arange(len(draft_to_target)))
+        self.t2d.zero_()
+        self.t2d[draft_to_target] = True
+
+    @property
+    def draft_to_target(self) -> Tensor:
+        """Target token id of each draft token, [Vd]."""
+        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
+
+    def fuse(self, captured: Tensor) -> Tensor:
+        """[..., n * H] captured hidden states -> g [..., H]."""
+        if self.config.fc_norm:
+            parts = captured.split(self.config.hidden_size, dim=-1)
+            captured = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
+        return self.fc(captured)
+
+    def feed_back(self, hidden: Tensor) -> Tensor:
+        """What the next step reads of a layer output: itself, or its norm with `norm_output` (EAGLE-3.1)."""
+        return self.norm(hidden) if self.config.norm_output else hidden
+
+
+class Eagle3Draft:
+    """An EAGLE-3 draft prepared for decoding with one target (see models.draft.Draft).
+
+    Args:
+        module: the trained weights.
+        target: supplies the frozen embedding.
+        weights: the dtype the weights are held in; bfloat16 halves what a draft step reads. Drafts only propose, so this
+            changes speed and acceptance, never the output.
+    """
+
+    family = "eagle3"
+
+    def __init__(
+        self, module: Eagle3Module, target: Target, weights: torch.dtype | None = None, compiled: bool = True
+    ) -> None:
+        config = module.config
+        check_fits(config, target)
+        self.config = config
+        self.hidden_size = config.hidden_size
+        module = module.to(target.device, weights or target.dtype)
+        ops = select_ops(target.device, compiled)
+        self.activation_dtype = ops.activation_dtype(target.dtype)
+        self._target = target
+        self.draft_to_target = module.draft_to_target
+        eps = config.rms_norm_eps
+        layer = module.midlayer
+        self._fc = linear_of(ops, module.fc)
+        self._fc_norms = [norm_of(ops, norm, eps) for norm in module.fc_norm] if config.fc_norm else None
+        self._layer = InferenceLayer(layer.self_attn, layer.mlp, ops, config.num_attention_heads)
+        self._input_norm = norm_of(ops, layer.input_layernorm, eps)
+        self._hidden_norm = norm_of(ops, layer.hidden_norm, eps)
+        self._mlp_norm = norm_of(ops, layer.post_attention_layernorm, eps)
+        self._norm = norm_of(ops, module.norm, eps)
+        self._lm_head = linear_of(ops, module.lm_head)
+        self._rotary = Rotary(config.rotary().to(target.device), target.device)
+
+    def new_cache(self, capacity: int, batch: int = 1) -> KVCache:
+        config = self.config
+        return KVCache(
+            1,
+            batch,
+            config.num_key_value_heads,
+            capacity,
+            config.head_dim,
+            self.activation_dtype,
+            self._target.device,
+        )
+
+    def fuse(self, output: TargetOutput) -> Tensor:
+        captured = output.captured
+        if self._fc_norms is not None:
+            parts = captured.split(self.hidden_size, dim=-1)
+            captured = torch.cat(
+                [norm(part) for norm, part in zip(self._fc_norms, parts, strict=True)], dim=-1
+            )
+        return self._fc(captured)
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        hidden: Tensor,
+        positions: Tensor,
+        cache: KVCache,
+        mask: Tensor | None = None,
+        logits: str = "all",
+    ) -> DraftOutput:
+        embedded = self._target.embed_weight[token_ids].to(self.activation_dtype)  # [B, T, H]
+        inputs = torch.cat((self._input_norm(embedded), self._hidden_norm(hidden)), dim=-1)  # [B, T, 2 H]
+        rotary = self._rotary.tables(positions, self.activation_dtype)
+        x = hidden + self._layer.attend(inputs, rotary, cache, 0, mask)
+        x = x + self._layer.feed_forward(self._mlp_norm(x))
+        cache.advance(token_ids.shape[1])
+        normed = self._norm(x)
+        fed_back = normed if self.config.norm_output else x
+        if logits == "none":
+            return DraftOutput(fed_back, None)
+        return DraftOutput(fed_back, self._lm_head(normed if logits == "all" else normed[:, -1:]))

@@ -1,0 +1,92 @@
+"""One decoder layer at inference: packed projections, RMS norms, rotary tables, cached attention, SwiGLU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from eagle3.decoding.cache import KVCache
+from eagle3.kernels import Linear, Ops
+
+
+class Rotary:
+    """Cosine and sine tables of a rotary embedding whose frequencies do not depend on the sequence length."""
+
+    def __init__(self, rotary_embedding: nn.Module, device: torch.device | str) -> None:
+        kind = getattr(rotary_embedding, "rope_type", "default")
+        if kind in ("dynamic", "longrope"):
+            raise ValueError(
+                f"rope type {kind!r} changes its frequencies with the length of the context, which a KV cache of rotated "
+                "keys cannot follow; use a target with rope type default, linear, llama3 or yarn"
+            )
+        self._module = rotary_embedding
+        self._device = device
+        self._cos = self._sin = torch.empty(0)
+
+    def tables(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """cos and sin, each [B, T, D], for positions [B, T]."""
+        needed = int(positions.max()) + 1
+        if needed > self._cos.shape[0] or self._cos.dtype != dtype:
+            size = max(1024, 1 << (needed - 1).bit_length())
+            grid = torch.arange(size, device=self._device)[None]
+            cos, sin = self._module(torch.empty(0, dtype=dtype, device=self._device), grid)
+            self._cos, self._sin = cos[0].to(dtype).contiguous(), sin[0].to(dtype).contiguous()
+        return self._cos[positions], self._sin[positions]
+
+
+class InferenceLayer:
+    """The weights of one pre-norm decoder layer, fused and packed for inference.
+
+    `attend` and `feed_forward` are the two halves without the residual connection, so that the target (one input) and
+    the drafts (embedding beside hidden state) share them.
+    """
+
+    def __init__(self, attention: nn.Module, mlp: nn.Module, ops: Ops, query_heads: int) -> None:
+        self._ops = ops
+        self._query_heads = query_heads
+        projections = [getattr(attention, f"{name}_proj") for name in ("q", "k", "v")]
+        biases = [projection.bias for projection in projections]
+        self._qkv = ops.linear(
+            torch.cat([projection.weight.detach() for projection in projections]),
+            None if biases[0] is None else torch.cat([bias.detach() for bias in biases]),
+        )
+        self._output = linear_of(ops, attention.o_proj)
+        self._gate_up = ops.linear(torch.cat([mlp.gate_proj.weight.detach(), mlp.up_proj.weight.detach()]))
+        self._down = linear_of(ops, mlp.down_proj)
+        self._norms: tuple[Tensor, Tensor, float] | None = None
+        if hasattr(attention, "q_norm"):  # Qwen3
+            dtype = ops.activation_dtype(attention.q_norm.weight.dtype)
+            self._norms = (
+                attention.q_norm.weight.detach().to(dtype),
+                attention.k_norm.weight.detach().to(dtype),
+                float(attention.q_norm.variance_epsilon),
+            )
+
+    def attend(
+        self, x: Tensor, rotary: tuple[Tensor, Tensor], cache: KVCache, layer: int, mask: Tensor | None
+    ) -> Tensor:
+        """x [B, T, width of the projections' input] -> [B, T, H]."""
+        attended = self._ops.attention(
+            self._qkv(x), rotary[0], rotary[1], cache, layer, mask, self._norms, self._query_heads
+        )
+        return self._output(attended)
+
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """x [B, T, H] -> [B, T, H]."""
+        return self._down(self._ops.swiglu(self._gate_up(x)))
+
+
+def linear_of(ops: Ops, module: nn.Module) -> Linear:
+    """The inference form of an nn.Linear."""
+    assert isinstance(module, nn.Linear)
+    return ops.linear(module.weight.detach(), None if module.bias is None else module.bias.detach())
+
+
+def norm_of(ops: Ops, module: nn.Module, eps: float) -> Callable[[Tensor], Tensor]:
+    """The inference form of an RMS norm module."""
+    weight = module.weight.detach()
+    assert isinstance(weight, Tensor)
+    weight = weight.to(ops.activation_dtype(weight.dtype)).contiguous()
+    return lambda x: ops.rms_norm(x, weight, eps)
