@@ -19,7 +19,7 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="session")
 def tiny_target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny random target with a tokenizer and a chat template, as a Hugging Face folder. Do not write to it."""
+    """A tiny random target with tokenizer and chat template, as a Hugging Face folder; read only."""
     return save_tiny_target(tmp_path_factory.mktemp("target"))
 
 

@@ -55,7 +55,7 @@ def tiny_llama(
     scale: float = 0.25,
     eos_token_id: int | Sequence[int] = 2,
 ) -> LlamaForCausalLM:
-    """A random Llama. `scale` is the standard deviation of its weights: large enough that logits differ clearly."""
+    """A random Llama. `scale` is the weights' standard deviation: large, so that logits differ clearly."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=vocab_size,

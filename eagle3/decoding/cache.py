@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 
 import torch
@@ -69,8 +70,8 @@ class KVCache:
         longest = self.max_length
         if longest + count > self.capacity:
             raise ValueError(
-                f"KV cache: {longest + count} slots needed ({longest} used + {count} new), {self.capacity} available; "
-                "allocate a larger capacity (prompt + max_new_tokens + draft tokens)"
+                f"KV cache: {longest + count} slots needed ({longest} used + {count} new), {self.capacity} "
+                "available; allocate a larger capacity (prompt + max_new_tokens + draft tokens)"
             )
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -149,8 +150,29 @@ class KVCache:
         self._layer_keys = list(self.keys.unbind(0))
         self._layer_values = list(self.values.unbind(0))
 
+    def rows(self, start: int, stop: int) -> KVCache:
+        """Rows start .. stop - 1 as a cache over the same memory, with lengths of its own.
+
+        The caller brings the lengths back (`self.lengths[start:stop] = view.lengths`) when it has appended.
+        """
+        assert 0 <= start < stop <= self.batch
+        view = copy.copy(self)
+        view._storage = self._storage[:, :, start:stop]
+        view.keys, view.values = view._storage[0], view._storage[1]
+        view._layer_keys, view._layer_values = list(view.keys.unbind(0)), list(view.values.unbind(0))
+        view.batch = stop - start
+        view.lengths = self.lengths[start:stop]
+        view._slots = None
+        return view
+
+    def copy_row(self, source: int, destination: int) -> None:
+        """Overwrite one row with another, its length included."""
+        used = self.lengths[source]
+        self._storage[:, :, destination, :, :used].copy_(self._storage[:, :, source, :, :used])
+        self.lengths[destination] = used
+
     def _row_slots(self, count: int) -> tuple[Tensor, Tensor]:
-        """Row and slot indices of `count` new tokens, [B, 1] and [B, T]; built once a forward, not per layer."""
+        """Row and slot indices of `count` new tokens, [B, 1] and [B, T]; built once a forward."""
         key = tuple(self.lengths)
         device = self._storage.device
         if self._slots is None or self._slots[0] != key or self._slots[1] != count:
@@ -160,7 +182,7 @@ class KVCache:
 
 
 class ReusableCache:
-    """One cache kept from request to request, so that memory is allocated and touched once; grows when needed."""
+    """One cache kept from request to request, so that memory is touched once; grows when needed."""
 
     STEP = 256
 

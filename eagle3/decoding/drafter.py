@@ -1,19 +1,19 @@
-"""What the speculative engine asks of a drafter, whatever drafts: a head on the target, a model, an n-gram."""
+"""What the speculative engine asks of a drafter, be it a head on the target, a model or an n-gram."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from eagle3.decoding.draft_tree import DraftTree
 from eagle3.decoding.sampling import Sampling
-from eagle3.decoding.tree import DraftTree
 
 if TYPE_CHECKING:
     from eagle3.models.target import TargetOutput
 
 
 class Drafter(Protocol):
-    """Proposes trees of draft tokens for one sequence at a time. A wrong proposal costs time, never a token."""
+    """Proposes trees of draft tokens for one sequence. A wrong proposal costs time, never a token."""
 
     max_nodes: int
     """Most nodes of a tree, root included."""

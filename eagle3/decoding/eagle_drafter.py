@@ -1,4 +1,4 @@
-"""Drafting with an EAGLE or EAGLE-3 head: chains, dynamic trees (EAGLE-2/3) and the static tree of EAGLE-1."""
+"""Drafting with an EAGLE or EAGLE-3 head: chains, dynamic trees (EAGLE-2/3), EAGLE-1's static tree."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from eagle3.decoding.cache import KVCache, ReusableCache
+from eagle3.decoding.draft_tree import DraftTree, slot_mask
 from eagle3.decoding.sampling import Sampling
-from eagle3.decoding.tree import DraftTree, StaticTree, TreeShape, slot_mask
+from eagle3.decoding.tree import StaticTree, TreeShape
 
 if TYPE_CHECKING:
     from eagle3.models.draft import Draft, DraftOutput
@@ -18,16 +19,16 @@ if TYPE_CHECKING:
 
 
 class EagleDrafter:
-    """Drafts from the target's hidden states (EAGLE arXiv 2401.15077, EAGLE-2 2406.16858, EAGLE-3 2503.01840).
+    """Drafts from the target's hidden states (arXiv 2401.15077, 2406.16858 and 2503.01840).
 
     The draft pairs each token with the hidden state it was predicted from. Worked: the target has processed
     x0..x4 (states h0..h4) and chosen x5, the root. The draft's input is x1..x5 beside h0..h4 at positions
     0..4; its output at index 4 predicts x6, the first level of the tree. A node of level l then goes in at
     position 4 + l beside the draft's own output at its parent.
 
-    Level 1 comes out of the pass over newly accepted tokens (`start`, `update`), each further level out of one
-    forward over the nodes to expand. Their cache slots are given back when the tree is complete: accepted
-    tokens go in again with the target's real states.
+    Level 1 comes out of the pass over newly accepted tokens (`start`, `update`), each further level out of
+    one forward over the nodes to expand. Their cache slots are given back when the tree is complete:
+    accepted tokens go in again with the target's real states.
     """
 
     def __init__(self, draft: Draft, shape: TreeShape | StaticTree) -> None:
@@ -41,7 +42,8 @@ class EagleDrafter:
         self._to_target: list[int] = draft.draft_to_target.tolist()
         if shape.width > len(self._to_target):
             raise ValueError(
-                f"topk = {shape.width}: the draft vocabulary has only {len(self._to_target)} tokens; lower topk"
+                f"topk = {shape.width}: the draft vocabulary has only {len(self._to_target)} tokens; "
+                "lower topk"
             )
         self._caches = ReusableCache(draft.new_cache, context=1 << 62)
         self._cache: KVCache

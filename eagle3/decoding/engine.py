@@ -95,7 +95,7 @@ class SpeculativeDecoder:
 
 
 def at_nodes(output: TargetOutput, path: Sequence[int]) -> TargetOutput:
-    """The target's hidden states at the nodes of a path, [1, T, ...]; a slice where the path is contiguous."""
+    """The target's hidden states at the nodes of a path, [1, T, ...]; a slice where it is contiguous."""
     if path[-1] == len(path) - 1:
         return replace(
             output,

@@ -39,7 +39,7 @@ class Generation:
 
     @property
     def acceptance_lengths(self) -> tuple[int, ...]:
-        """Tokens produced by each round, bonus included, clipped at EOS and at the limit; without prefill's."""
+        """Tokens produced by each round, bonus included, clipped at EOS and the limit; without prefill's."""
         return tuple(r.produced for r in self.rounds)
 
     @property

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from eagle3.decoding.cache import KVCache, ReusableCache
+from eagle3.decoding.draft_tree import DraftTree
 from eagle3.decoding.sampling import Randomness, Sampling, argmax, probabilities
-from eagle3.decoding.tree import DraftTree
 from eagle3.decoding.vanilla import context_length
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ class IndependentDrafter:
             )
         if model.tokenizer.get_vocab() != target.tokenizer.get_vocab():
             raise ValueError(
-                "the draft model's tokenizer gives other ids to tokens than the target's: speculative sampling "
-                "needs a draft model with the target's tokenizer"
+                "the draft model's tokenizer gives other ids to tokens than the target's: speculative "
+                "sampling needs a draft model with the target's tokenizer"
             )
         self.model = model
         self.num_steps = num_steps
@@ -57,8 +57,8 @@ class IndependentDrafter:
         """
         if slots > self._context:
             raise ValueError(
-                f"the request needs {slots} positions, the draft model has {self._context}: shorten the prompt or "
-                "lower max_new_tokens"
+                f"the request needs {slots} positions, the draft model has {self._context}: shorten the "
+                "prompt or lower max_new_tokens"
             )
         self._cache = self._caches.reserve(slots)
         self._forward(prompt_ids, logits="none")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from eagle3.decoding.draft_tree import DraftTree
 from eagle3.decoding.sampling import Sampling
-from eagle3.decoding.tree import DraftTree
 
 if TYPE_CHECKING:
     from eagle3.models.target import TargetOutput
@@ -25,7 +25,7 @@ class NgramIndex:
         self._ends: dict[tuple[int, ...], int] = {}
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens. The n-grams that end with the very last token stay out: they would find themselves."""
+        """Append tokens. The n-grams ending with the very last token stay out: they would find themselves."""
         first = len(self.tokens)
         self.tokens.extend(tokens)
         for end in range(max(first, 1), len(self.tokens)):

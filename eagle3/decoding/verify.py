@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from eagle3.decoding.draft_tree import DraftTree
 from eagle3.decoding.sampling import Randomness, TokenChooser, probabilities
-from eagle3.decoding.tree import DraftTree
 
 
 @dataclass(frozen=True)

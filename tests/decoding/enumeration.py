@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable
-
 from typing import TypeVar
 
 from torch import Tensor
 
 from eagle3.decoding.sampling import Randomness
-
 
 Outcome = TypeVar("Outcome", bound=Hashable)
 

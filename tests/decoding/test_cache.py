@@ -1,4 +1,4 @@
-"""The KV cache holds what was appended, whatever mixture of appends, truncations and compactions came before."""
+"""The KV cache holds what was appended, whatever truncations and compactions came before."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_keep_rows_drops_the_others() -> None:
 def test_capacity_is_checked_and_named() -> None:
     cache = new_cache(1, 4)
     append_all(cache, 0, 3)
-    with pytest.raises(ValueError, match="5 slots needed .*, 4 available"):
+    with pytest.raises(ValueError, match=r"5 slots needed .*, 4 available"):
         cache.append(0, torch.zeros(1, HEADS, 2, DIM), torch.zeros(1, HEADS, 2, DIM))
 
 

@@ -12,7 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle3.decoding.tree import EAGLE_TREE, DraftTree, Growth, StaticTree, TreeShape, arrange, best
+from eagle3.decoding.draft_tree import DraftTree, arrange, best
+from eagle3.decoding.tree import EAGLE_TREE, Growth, StaticTree, TreeShape
 
 VOCAB = 12
 
