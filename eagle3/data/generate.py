@@ -1,0 +1,222 @@
+"""Answers to many prompts at once: batched decoding that refills a row as soon as its answer ends."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from eagle3.decoding.cache import KVCache
+from eagle3.decoding.sampling import Sampling, probabilities
+from eagle3.models.target import Target, TargetOutput
+
+# Tokens looked at per row before the rest of the vocabulary is: enough for nearly every nucleus.
+_WIDTH = 256
+
+
+@dataclass(frozen=True)
+class Request:
+    """A conversation to be answered.
+
+    segments[0] is the prompt up to the first answer; segment i is what stands between the EOS of answer i - 1 and
+    answer i (the template's tokens and the next user turn).
+    """
+
+    id: str
+    segments: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A conversation with its answers."""
+
+    id: str
+    token_ids: tuple[int, ...]
+    answer_spans: tuple[tuple[int, int], ...]  # half-open, the EOS included
+    finish_reason: str  # "stop", or "length" when the last answer was cut off (later turns are then not asked)
+    hidden: Tensor | None  # [len(token_ids) - 1, (n + 1) H] bfloat16: captured layers, then the final state
+
+
+@dataclass
+class _Row:
+    """One row of the batch while it is answered."""
+
+    request: Request
+    uniform: random.Random
+    token_ids: list[int]
+    pending: tuple[int, ...]  # tokens not yet in the cache
+    segment: int = 0
+    answer_start: int = 0
+    spans: list[tuple[int, int]] = field(default_factory=list)
+
+
+def answer(
+    target: Target,
+    requests: Iterable[Request],
+    sampling: Sampling,
+    batch_size: int,
+    max_new_tokens: int,
+    max_length: int,
+    capture: bool,
+) -> Iterator[Answered]:
+    """Answer every request; yields in order of completion.
+
+    A row's random numbers are seeded by (sampling.seed, request id), and the target's compiled kernels compute each row by
+    itself, so batch size and order do not change an answer.
+
+    Args:
+        target: decodes; its cache of batch_size rows of max_length slots is allocated here.
+        requests: read one by one, as rows become free.
+        sampling: how tokens are chosen.
+        batch_size: rows decoded together.
+        max_new_tokens: limit of one answer.
+        max_length: limit of a whole conversation; a request whose prompt leaves no room for an answer is a ValueError.
+        capture: also return hidden states.
+    """
+    with torch.inference_mode():
+        yield from _Batch(target, sampling, batch_size, max_new_tokens, max_length, capture).run(iter(requests))
+
+
+class _Batch:
+    """The rows in flight, always the first ones of the cache."""
+
+    def __init__(
+        self, target: Target, sampling: Sampling, size: int, max_new_tokens: int, max_length: int, capture: bool
+    ) -> None:
+        self._target, self._sampling, self._size = target, sampling, size
+        self._max_new_tokens, self._max_length = max_new_tokens, max_length
+        self._cache = target.new_cache(max_length, size)
+        width = target.hidden_size * (len(target.capture_layers) + 1)
+        self._states = torch.empty(size, max_length, width, dtype=torch.bfloat16) if capture else None
+        self._rows: list[_Row] = []
+
+    def run(self, requests: Iterator[Request]) -> Iterator[Answered]:
+        while True:
+            while len(self._rows) < self._size and (request := next(requests, None)) is not None:
+                finished = self._start(request)
+                if finished is not None:
+                    yield finished
+            if not self._rows:
+                return
+            yield from self._step()
+
+    def _start(self, request: Request) -> Answered | None:
+        """Take a request into the next free row and choose its first token."""
+        prompt = request.segments[0]
+        if not 0 < len(prompt) < self._max_length:
+            raise ValueError(
+                f"prompt {request.id!r} has {len(prompt)} tokens: 1 to {self._max_length - 1} fit into max_length "
+                f"{self._max_length}; raise max_length or shorten the prompt"
+            )
+        uniform = random.Random(f"{self._sampling.seed}:{request.id}")
+        self._rows.append(_Row(request, uniform, list(prompt), prompt, answer_start=len(prompt)))
+        self._cache.lengths[len(self._rows) - 1] = 0
+        return self._feed(len(self._rows) - 1)
+
+    def _feed(self, index: int) -> Answered | None:
+        """Run a row's pending tokens (a prompt or a next turn) by themselves and choose the next token."""
+        row = self._rows[index]
+        output = self._forward(index, index + 1, torch.tensor([row.pending]))
+        assert output.logits is not None
+        return self._accept(index, self._choose([row], output.logits[:, -1])[0])
+
+    def _step(self) -> Iterator[Answered]:
+        """One token for every row in flight."""
+        output = self._forward(0, len(self._rows), torch.tensor([row.pending for row in self._rows]))
+        assert output.logits is not None
+        tokens = self._choose(self._rows, output.logits[:, -1])
+        for index in reversed(range(len(tokens))):  # backwards: a finished row is replaced by the last one
+            finished = self._accept(index, tokens[index])
+            if finished is not None:
+                yield finished
+
+    def _forward(self, start: int, stop: int, input_ids: Tensor) -> TargetOutput:
+        view: KVCache = self._cache.rows(start, stop)
+        first = torch.tensor(view.lengths)
+        positions = first[:, None] + torch.arange(input_ids.shape[1])  # [B, T]
+        output = self._target.forward(input_ids, positions, view, logits="last")
+        self._cache.lengths[start:stop] = view.lengths
+        if self._states is not None:
+            states = torch.cat((output.captured, output.final), dim=-1).to(torch.bfloat16)
+            self._states[torch.arange(start, stop)[:, None], positions] = states
+        return output
+
+    def _choose(self, rows: list[_Row], logits: Tensor) -> list[int]:
+        """The next token of each row, logits [B, V]. One random number a token."""
+        if self._sampling.greedy:
+            return [int(token) for token in logits.argmax(-1)]
+        return sample_rows(logits, self._sampling, [row.uniform.random() for row in rows])
+
+    def _accept(self, index: int, token: int) -> Answered | None:
+        """Append a token; at the end of an answer go on with the next turn or finish the row."""
+        row = self._rows[index]
+        row.token_ids.append(token)
+        row.pending = (token,)
+        ended = token in self._target.eos_token_ids
+        room = len(row.token_ids) < self._max_length
+        if not ended and room and len(row.token_ids) - row.answer_start < self._max_new_tokens:
+            return None
+        row.spans.append((row.answer_start, len(row.token_ids)))
+        if ended and row.segment + 1 < len(row.request.segments):
+            following = row.request.segments[row.segment + 1]
+            if len(row.token_ids) + len(following) < self._max_length:
+                row.segment += 1
+                row.token_ids.extend(following)
+                row.pending = (token, *following)
+                row.answer_start = len(row.token_ids)
+                return self._feed(index)
+        return self._finish(index, "stop" if ended else "length")
+
+    def _finish(self, index: int, reason: str) -> Answered:
+        row, last = self._rows[index], len(self._rows) - 1
+        hidden = None
+        if self._states is not None:
+            hidden = self._states[index, : len(row.token_ids) - 1].clone()
+        if index != last:
+            used = self._cache.lengths[last]
+            self._cache.copy_row(last, index)
+            if self._states is not None:
+                self._states[index, :used] = self._states[last, :used]
+            self._rows[index] = self._rows[last]
+        self._rows.pop()
+        return Answered(row.request.id, tuple(row.token_ids), tuple(row.spans), reason, hidden)
+
+
+def sample_rows(logits: Tensor, sampling: Sampling, uniforms: list[float]) -> list[int]:
+    """A token for each row by inverting the cumulative distribution, most likely token first.
+
+    The distribution is that of `decoding.sampling.probabilities`; only rows whose nucleus or random number reaches beyond
+    the most likely 256 tokens take the slow way through the whole vocabulary.
+
+    Args:
+        logits: [B, V].
+        sampling: temperature > 0.
+        uniforms: B numbers in [0, 1).
+    """
+    scores = logits.float() / sampling.temperature
+    width = min(sampling.top_k or _WIDTH, scores.shape[1])
+    top, ids = scores.topk(width)  # [B, W]
+    total = top.logsumexp(-1) if sampling.top_k else scores.logsumexp(-1)
+    cumulative = (top - total[:, None]).exp().double().cumsum(-1)
+    target_mass = torch.full((len(uniforms), 1), sampling.top_p, dtype=torch.float64)
+    nucleus = (cumulative < target_mass).sum(-1, keepdim=True).clamp(max=width - 1)  # last index kept
+    kept_mass = cumulative.gather(1, nucleus)  # [B, 1]
+    reached = (kept_mass >= target_mass) | bool(sampling.top_k)
+    points = torch.tensor(uniforms, dtype=torch.float64)[:, None] * torch.where(reached, kept_mass, target_mass)
+    chosen = torch.minimum(torch.searchsorted(cumulative, points, right=True), nucleus)
+    tokens = ids.gather(1, chosen).flatten().tolist()
+    for row in torch.nonzero(~reached.flatten()).flatten().tolist():
+        if sampling.top_p == 1 and float(points[row]) < float(cumulative[row, -1]):
+            continue  # the full distribution, and the number falls within the part that was looked at
+        tokens[row] = _sample_exactly(logits[row], sampling, uniforms[row])
+    return tokens
+
+
+def _sample_exactly(logits: Tensor, sampling: Sampling, uniform: float) -> int:
+    values, ids = probabilities(logits, sampling).double().sort(descending=True, stable=True)
+    cumulative = values.cumsum(0)
+    index = int(torch.searchsorted(cumulative, uniform * float(cumulative[-1]), right=True))
+    return int(ids[min(index, int((values > 0).sum()) - 1)])
