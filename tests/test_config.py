@@ -1,4 +1,4 @@
-"""A params.yaml that cannot work is refused before anything starts, naming the key, the value and the remedy."""
+"""A params.yaml that cannot work is refused before anything starts, naming key, value and remedy."""
 
 import copy
 import json
@@ -145,7 +145,7 @@ def test_any_value_anywhere_is_taken_or_refused_by_its_section(path: Path_, valu
         sections = {"regenerate": "train", "tasks": "evaluate", "drafts": "evaluate"}
         assert any(str(key) in str(error) for key in (path[0], sections.get(str(path[0]), path[0])))
     else:
-        taken = settings.model_dump(mode="json")
+        taken: Any = settings.model_dump(mode="json")
         for key in path:
             taken = taken[key]
         assert taken == json.loads(json.dumps(value))
