@@ -126,7 +126,7 @@ def tree_distance(
 
 
 def chain_distance(check: Verify, sampling: Sampling, drafted_with: Sampling) -> float:
-    """The larger distance of chains of one and of two sampled tokens; both reach the bonus or the residual."""
+    """The larger of the distances for chains of one and of two sampled tokens."""
 
     def run(randomness: Randomness, count: int) -> tuple[int, ...]:
         return decode(
@@ -327,10 +327,12 @@ def test_unprocessed_bonus_token_is_caught(
     """A rule that samples the bonus at temperature 1, as a released engine did."""
 
     def unprocessed_bonus(tree: DraftTree, logits: Tensor, choose: TokenChooser) -> Verdict:
-        path = verify(tree, logits, choose).path
-        if tree.children[path[-1]]:
-            return verify(tree, logits, choose)
-        return Verdict(path, choose.randomness.draw(logits[path[-1]].softmax(0)))
+        def token_after(node: int) -> int:
+            if tree.children[node]:
+                return choose(logits[node])
+            return choose.randomness.draw(logits[node].softmax(0))
+
+        return follow(tree, token_after)
 
     assert tree_distance(draft, unprocessed_bonus, sampling) > WRONG
 
