@@ -89,7 +89,7 @@ def plan_prompts(tokenizer: PreTrainedTokenizerBase, count: int, seed: int) -> l
 def plan_follow_ups(
     tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], seed: int
 ) -> list[PlannedPrompt]:
-    """A second turn for about FOLLOW_UP_SHARE of the self-made prompts, chosen by id, as a plan of its own."""
+    """A second turn for about FOLLOW_UP_SHARE of the self-made prompts, chosen by id: a plan of its own."""
     plan = []
     for prompt in prompts:
         generator = random.Random(f"{seed}:follow_up:{prompt.id}")
