@@ -191,16 +191,17 @@ class MethodSettings(Section):
 
 
 class EvaluateSettings(Section):
-    """What is measured, and how often; ``threads`` 0 leaves the choice to the machine."""
+    """What is measured, and how often; ``threads`` 0 leaves the choice to torch."""
 
     tasks: Annotated[tuple[Name, ...], Field(min_length=1)]
     prompts_per_task: Count
-    max_new_tokens: Count
+    max_new_tokens: Annotated[int, Field(ge=2)]  # the first token is the prefill's
     temperatures: Annotated[tuple[Temperature, ...], Field(min_length=1)]
+    top_k: NonNegative
+    top_p: TopP
     repeats: Count
     dtype: Dtype
     threads: NonNegative
-    bootstrap: Annotated[int, Field(ge=100)]
     methods: Annotated[tuple[MethodSettings, ...], Field(min_length=1)]
 
     @model_validator(mode="after")
@@ -211,6 +212,10 @@ class EvaluateSettings(Section):
         )
         if doubled:
             raise ValueError(f"method name {doubled[0]!r} is taken: every method needs a name of its own")
+        for key in ("tasks", "temperatures"):
+            values = getattr(self, key)
+            if len(set(values)) < len(values):
+                raise ValueError(f"{key} has {list(values)}: name each of them once")
         return self
 
 

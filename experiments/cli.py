@@ -30,3 +30,10 @@ def read_settings(path: Path) -> Settings:
         return load_settings(path)
     except SettingsError as error:
         sys.exit(str(error))
+
+
+def choose_device() -> str:
+    """The first GPU where there is one, else the CPU."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -110,6 +110,7 @@ def test_run_says_what_made_it(tracker: Tracker, root: Path) -> None:
     }
     assert needed <= set(found.data.tags)
     assert found.data.tags["verdict"] == "good"
+    assert found.inputs is not None
     (dataset,) = found.inputs.dataset_inputs
     assert json.loads(dataset.dataset.source)["sha256"] == sha256_file(root / "rows.jsonl")
     artifacts = {file.path for file in tracker.client.list_artifacts(run.run_id)}

@@ -1,0 +1,145 @@
+"""Measure every method against vanilla on the held-out prompts, interleaved in one process."""
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from cli import choose_device, read_settings, stage_parser
+from eagle3 import paths
+from eagle3.config import EvaluateSettings, MethodSettings, Settings
+from eagle3.provenance import fingerprint_code, hash_tree, write_json
+from eagle3.tracking import TrackedRun, Tracker
+
+if TYPE_CHECKING:
+    from eagle3.decoding.generation import Decoder
+    from eagle3.measure.rendering import Prompt
+    from eagle3.models.target import Target
+
+# Of a result, what is compared between runs by `dvc metrics` and `dvc exp show`.
+HEADLINE = ("tau", "speedup", "speedup_low", "speedup_high", "end_to_end_speedup", "tokens_per_second")
+
+
+def held_out_prompts(settings: EvaluateSettings) -> list["Prompt"]:
+    """The first held-out prompts of every task; its file is in an order that makes any prefix a fair sample."""
+    from eagle3.measure.rendering import Prompt
+
+    prompts = []
+    for task in settings.tasks:
+        with (paths.TASKS / f"{task}.jsonl").open(encoding="utf-8") as stream:
+            rows = [row for row in map(json.loads, stream) if row["split"] == "held_out"]
+        if len(rows) < settings.prompts_per_task:
+            print(f"task {task}: only {len(rows)} held-out prompts of {settings.prompts_per_task} wanted")
+        prompts += [Prompt(task, row["id"], tuple(row["turns"])) for row in rows[: settings.prompts_per_task]]
+    return prompts
+
+
+def build_decoders(target: "Target", methods: Sequence[MethodSettings]) -> list["Decoder"]:
+    """Vanilla and the methods, all over one target; a draft that several methods use is loaded once."""
+    from eagle3.decoding.eagle_drafter import EagleDrafter
+    from eagle3.decoding.engine import SpeculativeDecoder
+    from eagle3.decoding.vanilla import VanillaDecoder
+    from eagle3.models.checkpoint import load_draft
+
+    drafts = {name: load_draft(paths.DRAFTS / name, target) for name in {method.draft for method in methods}}
+    return [
+        VanillaDecoder(target),
+        *(
+            SpeculativeDecoder(target, EagleDrafter(drafts[method.draft], method.tree.shape), method.name)
+            for method in methods
+        ),
+    ]
+
+
+def measure(settings: Settings) -> dict[str, Any]:
+    """Evaluate as params.yaml says; returns what evaluation.json holds."""
+    import torch
+
+    from eagle3.measure.evaluation import evaluate
+    from eagle3.measure.losslessness import target_rescorer
+    from eagle3.measure.rendering import ChatRenderer
+    from eagle3.measure.settings import EvaluationSettings
+    from eagle3.models.target import Target
+
+    wanted = settings.evaluate
+    if wanted.threads:
+        torch.set_num_threads(wanted.threads)
+    target = Target.load(paths.TARGET, getattr(torch, wanted.dtype), choose_device())
+    return evaluate(
+        build_decoders(target, wanted.methods),
+        held_out_prompts(wanted),
+        ChatRenderer(target.tokenizer, target.eos_token_ids),
+        target_rescorer(target),
+        EvaluationSettings(
+            max_new_tokens=wanted.max_new_tokens,
+            dtype=wanted.dtype,
+            temperatures=wanted.temperatures,
+            top_k=wanted.top_k,
+            top_p=wanted.top_p,
+            repeats=wanted.repeats,
+            seed=settings.seed,
+        ),
+        machine=json.loads(paths.MACHINE.read_text(encoding="utf-8")),
+        subject={
+            "target": hash_tree(paths.TARGET),
+            "drafts": {method.draft: hash_tree(paths.DRAFTS / method.draft) for method in wanted.methods},
+            "threads": torch.get_num_threads(),
+            "device": str(target.device),
+        },
+        reports=paths.REPORTS,
+        journal=paths.RUNS / "evaluation.jsonl",
+        origin={"command": "dvc repro evaluate", **fingerprint_code(paths.REPORTS.resolve().parent)},
+        trees={method.name: method.tree.model_dump() for method in wanted.methods},
+    )
+
+
+def row_name(result: dict[str, Any]) -> str:
+    """A method's name, with the temperature where it is not greedy."""
+    temperature = result["temperature"]
+    return f"{result['method']}-t{temperature:g}" if temperature else str(result["method"])
+
+
+def track(run: TrackedRun, tracker: Tracker, report: dict[str, Any]) -> None:
+    """One child run a method, with metrics of equal names; those of a task stand behind its name."""
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for result in report["results"]:
+        rows.setdefault(row_name(result), []).append(result)
+    for name, results in rows.items():
+        with tracker.run("evaluate", name, parent=run, method=results[0]["method"]) as child:
+            child.log_params({key: results[0][key] for key in ("method", "temperature", "dtype", "tree")})
+            for result in results:
+                prefix = "" if result["task"] == "all" else f"{result['task']}."
+                numbers = {key: value for key, value in result.items() if not isinstance(value, list)}
+                child.log_metrics(
+                    {prefix + key: value for key, value in numbers.items() if key != "temperature"}
+                )
+                child.log_history(
+                    {"step": depth, f"{prefix}acceptance_by_depth": rate}
+                    for depth, rate in enumerate(result["acceptance_by_depth"])
+                )
+    run.log_tags({"trustworthy": str(report["verdict"]["trustworthy"]).lower()})
+    run.log_dataset("tasks", paths.TASKS, "evaluation")
+    for file in ("evaluation.json", "per_prompt.parquet", "metrics.json"):
+        run.log_artifact(paths.REPORTS / file)
+
+
+def main() -> None:
+    arguments = stage_parser(__doc__).parse_args()
+    settings = read_settings(arguments.params)
+    tracker = Tracker.open(settings)
+    with tracker.run("evaluate", "evaluation") as run:
+        report = measure(settings)
+        overall = {row_name(result): result for result in report["results"] if result["task"] == "all"}
+        headlines = {name: {key: result[key] for key in HEADLINE} for name, result in overall.items()}
+        write_json(paths.METRICS, headlines)
+        track(run, tracker, report)
+    for name, result in overall.items():
+        print(
+            f"{name:<16} speedup {result['speedup']:.2f} "
+            f"[{result['speedup_low']:.2f}, {result['speedup_high']:.2f}]  "
+            f"tau {result['tau'] or 0:.2f}  {result['tokens_per_second']:.1f} tokens/s"
+        )
+    print(report["verdict"]["summary"])
+
+
+if __name__ == "__main__":
+    main()
