@@ -106,10 +106,8 @@ def evaluate(
     kept = [prompt for prompt in prompts if prompt.key not in log.excluded]
     if not kept:
         raise ValueError(f"all {len(prompts)} prompts failed; the first error: {log.failures[0].error}")
-    order = list(methods)
     cells = [cell for key, cell in log.cells.items() if (key.task, key.prompt_id) not in log.excluded]
-    cells.sort(key=lambda cell: (order.index(cell.key.method), cell.key.repeat))
-    answers = answers_from_cells(cells)
+    answers = _in_order(answers_from_cells(cells), list(methods), prompts)
     comparisons = dict(_compare(kept, answers, renderer, rescore, settings, log.cells))
     results = results_table(answers, comparisons, dtype=settings.dtype, trees=trees, seed=settings.seed)
     circumstances = Circumstances(
@@ -150,6 +148,20 @@ def code_digest() -> str:
         if path.suffix in (".py", ".cpp")
     )
     return hash_object({path.relative_to(root).as_posix(): sha256_file(path) for path in sources})
+
+
+def _in_order(answers: list[Answer], methods: Sequence[str], prompts: Sequence[Prompt]) -> list[Answer]:
+    """By method, temperature, prompt and turn as given: cells come in the random order of measuring."""
+    place = {prompt.key: index for index, prompt in enumerate(prompts)}
+    return sorted(
+        answers,
+        key=lambda answer: (
+            methods.index(answer.key.method),
+            answer.key.temperature,
+            place[answer.key.task, answer.key.prompt_id],
+            answer.key.turn,
+        ),
+    )
 
 
 def _check_prompts(prompts: Sequence[Prompt]) -> None:

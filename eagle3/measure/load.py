@@ -11,14 +11,14 @@ import psutil
 class LoadSnapshot:
     """Load of the machine at a moment: 1, 5 and 15 minute averages, memory available in GiB."""
 
-    load_average: tuple[float, float, float]
+    load_average: list[float]
     available_gib: float
 
     @classmethod
     def take(cls) -> "LoadSnapshot":
         one, five, fifteen = psutil.getloadavg()
         available = psutil.virtual_memory().available / 2**30
-        return cls((round(one, 2), round(five, 2), round(fifteen, 2)), round(available, 1))
+        return cls([round(one, 2), round(five, 2), round(fifteen, 2)], round(available, 1))
 
     def as_dict(self) -> dict[str, object]:
         return asdict(self)

@@ -30,7 +30,7 @@ def results_table(
     trees: Mapping[str, Mapping[str, int] | None],
     seed: int,
 ) -> list[dict[str, Any]]:
-    """One result a method x task (and task "all") x temperature, in the order the methods were given.
+    """One result a method x task (and task "all") x temperature, methods in order of appearance.
 
     Times are in milliseconds where the name says so. `speedup` and its interval are of decoding,
     `end_to_end_speedup` of prefill and decoding; both over the vanilla row of the same task and temperature.
@@ -41,7 +41,7 @@ def results_table(
     for answer in answers:
         for task in (answer.key.task, ALL_TASKS):
             groups[answer.key.method, task, answer.key.temperature].append(answer)
-    methods = _ordered(answer.key.method for answer in answers)
+    methods = list(dict.fromkeys(answer.key.method for answer in answers))
     tasks = [ALL_TASKS, *sorted({answer.key.task for answer in answers})]
     temperatures = sorted({answer.key.temperature for answer in answers})
     return [
@@ -190,11 +190,3 @@ def _prompt_row(answer: Answer, comparison: Comparison | None) -> dict[str, Any]
         "diverges_at": divergence.index if divergence else None,
         "logit_gap": divergence.gap if divergence else None,
     }
-
-
-def _ordered(names: Iterable[str]) -> list[str]:
-    """Vanilla, its A/A arm, then the others in order of appearance."""
-    found = list(dict.fromkeys(names))
-    return [name for name in (VANILLA, VANILLA_AGAIN) if name in found] + [
-        name for name in found if name not in (VANILLA, VANILLA_AGAIN)
-    ]

@@ -146,9 +146,9 @@ def _check_tau(overall: Sequence[Mapping[str, Any]]) -> list[Check]:
         if row["tau"] is not None and row["rounds"] and row["tau"] < LOWEST_PLAUSIBLE_TAU:
             sentence = (
                 f"{row['method']} at temperature {row['temperature']:g} has a mean acceptance length of "
-                f"{row['tau']:.2f}, below {LOWEST_PLAUSIBLE_TAU}: the draft is hardly ever right. Check that it "
-                "was trained for this target, with these captured layers and this vocabulary, and runs in its "
-                "own mode."
+                f"{row['tau']:.2f}, below {LOWEST_PLAUSIBLE_TAU}: the draft is hardly ever right. Check that "
+                "it was trained for this target, with these captured layers and this vocabulary, and runs in "
+                "its own mode."
             )
             checks.append(Check("tau", Level.WARNING, sentence))
     return checks

@@ -1,0 +1,104 @@
+"""The verdict must refuse what cannot be believed, and must not cry wolf."""
+
+from typing import Any
+
+import pytest
+
+from eagle3.measure.verdict import Circumstances, judge
+
+LOAD = {"load_average": [0.1, 0.1, 0.1], "available_gib": 8.0}
+
+
+def row(method: str, **changes: Any) -> dict[str, Any]:
+    compared = {"compared": 20, "exact": 20, "near_ties": 0, "failures": 0}
+    speculative = not method.startswith("vanilla")
+    return {
+        "method": method,
+        "task": "all",
+        "temperature": 0.0,
+        "tau": 3.0 if speculative else 1.0,
+        "rounds": 100 if speculative else 0,
+        "speedup": 2.0 if speculative else 1.0,
+        "speedup_low": 1.9 if speculative else 0.99,
+        "speedup_high": 2.1 if speculative else 1.01,
+        "slower_than_vanilla": False,
+        "prompts": 20,
+        "repeat_spread": 0.02,
+        "repeatable": True,
+        "lossless": compared,
+        **changes,
+    }
+
+
+def verdict(
+    *changed: dict[str, Any], foreign: float = 0.01, repeats: int = 3, excluded: dict[str, str] | None = None
+) -> dict[str, Any]:
+    rows = {item["method"]: item for item in (row("vanilla"), row("vanilla-aa"), row("eagle3"), *changed)}
+    loads = {"start": LOAD, "end": LOAD}
+    return judge(list(rows.values()), Circumstances(repeats, foreign, foreign, excluded or {}, 1, loads))
+
+
+def levels(judged: dict[str, Any]) -> dict[str, str]:
+    return {check["name"]: check["level"] for check in judged["checks"]}
+
+
+def test_a_clean_evaluation_is_trusted_without_reservation() -> None:
+    judged = verdict()
+    assert judged["trustworthy"]
+    assert set(levels(judged).values()) == {"ok"}
+    assert judged["summary"] == "These numbers can be trusted: all checks passed."
+
+
+def test_an_aa_interval_without_1_is_a_failure() -> None:
+    judged = verdict(row("vanilla-aa", speedup=0.95, speedup_low=0.94, speedup_high=0.96))
+    assert not judged["trustworthy"]
+    assert levels(judged)["a/a"] == "failure"
+    assert "5.0%" in judged["checks"][0]["sentence"]
+
+
+def test_an_aa_arm_without_interval_proves_nothing() -> None:
+    judged = verdict(row("vanilla-aa", speedup_low=None, speedup_high=None, prompts=1))
+    assert levels(judged)["a/a"] == "warning"
+
+
+def test_one_lossless_failure_is_a_failure() -> None:
+    lossless = {"compared": 20, "exact": 19, "near_ties": 0, "failures": 1}
+    judged = verdict(row("eagle3", lossless=lossless))
+    assert not judged["trustworthy"]
+    assert levels(judged)["lossless"] == "failure"
+
+
+def test_near_ties_are_counted_and_accepted() -> None:
+    lossless = {"compared": 20, "exact": 18, "near_ties": 2, "failures": 0}
+    judged = verdict(row("eagle3", lossless=lossless))
+    assert levels(judged)["lossless"] == "ok"
+    assert "except 2 that part at a near tie" in str(judged["checks"])
+
+
+def test_nothing_compared_is_not_called_lossless() -> None:
+    nothing = {"compared": 0, "exact": 0, "near_ties": 0, "failures": 0}
+    judged = verdict(*(row(name, lossless=nothing) for name in ("vanilla", "vanilla-aa", "eagle3")))
+    assert levels(judged)["lossless"] == "warning"
+
+
+@pytest.mark.parametrize(("tau", "warned"), [(1.19, True), (1.2, False)])
+def test_tau_near_1_warns(tau: float, warned: bool) -> None:
+    assert ("tau" in levels(verdict(row("eagle3", tau=tau)))) is warned
+
+
+@pytest.mark.parametrize(
+    ("judged", "name"),
+    [
+        (verdict(foreign=0.4), "load"),
+        (verdict(row("vanilla", repeat_spread=0.3)), "noise"),
+        (verdict(row("eagle3", prompts=5)), "prompts"),
+        (verdict(repeats=2), "repeats"),
+        (verdict(row("eagle3", repeatable=False)), "repeatable"),
+        (verdict(row("eagle3", slower_than_vanilla=True, speedup=0.8)), "slower"),
+        (verdict(excluded={"task/1": "ValueError: too long"}), "excluded"),
+    ],
+)
+def test_reservations_are_warnings(judged: dict[str, Any], name: str) -> None:
+    assert judged["trustworthy"]
+    assert levels(judged)[name] == "warning"
+    assert judged["summary"].endswith("1 check warns.")
