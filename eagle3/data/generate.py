@@ -10,19 +10,19 @@ import torch
 from torch import Tensor
 
 from eagle3.decoding.cache import KVCache
-from eagle3.decoding.sampling import Sampling, probabilities
+from eagle3.decoding.sampling import Sampling
 from eagle3.models.target import Target, TargetOutput
 
-# Tokens looked at per row before the rest of the vocabulary is: enough for nearly every nucleus.
-_WIDTH = 256
+# How many of the most likely tokens are looked at before the whole vocabulary is: sorting all of it is slow.
+_WIDTHS = (64, 1024, 8192)
 
 
 @dataclass(frozen=True)
 class Request:
     """A conversation to be answered.
 
-    segments[0] is the prompt up to the first answer; segment i is what stands between the EOS of answer i - 1 and
-    answer i (the template's tokens and the next user turn).
+    segments[0] is the prompt up to the first answer; segment i is what stands between the EOS of answer i -
+    1 and answer i (the template's tokens and the next user turn).
     """
 
     id: str
@@ -37,7 +37,9 @@ class Answered:
     token_ids: tuple[int, ...]
     answer_spans: tuple[tuple[int, int], ...]  # half-open, the EOS included
     finish_reason: str  # "stop", or "length" when the last answer was cut off (later turns are then not asked)
+    # Where asked for, of every position but the last:
     hidden: Tensor | None  # [len(token_ids) - 1, (n + 1) H] bfloat16: captured layers, then the final state
+    target_argmax: tuple[int, ...]  # the most likely next token
 
 
 @dataclass
@@ -64,17 +66,15 @@ def answer(
 ) -> Iterator[Answered]:
     """Answer every request; yields in order of completion.
 
-    A row's random numbers are seeded by (sampling.seed, request id), and the target's compiled kernels compute each row by
-    itself, so batch size and order do not change an answer.
+    A row's random numbers are seeded by (sampling.seed, request id), and the target's compiled kernels
+    compute each row by itself, so batch size and order do not change an answer.
 
     Args:
-        target: decodes; its cache of batch_size rows of max_length slots is allocated here.
-        requests: read one by one, as rows become free.
-        sampling: how tokens are chosen.
-        batch_size: rows decoded together.
-        max_new_tokens: limit of one answer.
-        max_length: limit of a whole conversation; a request whose prompt leaves no room for an answer is a ValueError.
-        capture: also return hidden states.
+        target: decodes; its cache of batch_size rows of max_length slots is allocated here. requests: read
+        one by one, as rows become free. sampling: how tokens are chosen. batch_size: rows decoded together.
+        max_new_tokens: limit of one answer. max_length: limit of a whole conversation; a request whose
+        prompt leaves no room for an answer is a ValueError. capture: also return hidden states and the
+        target's most likely tokens.
     """
     with torch.inference_mode():
         yield from _Batch(target, sampling, batch_size, max_new_tokens, max_length, capture).run(iter(requests))
@@ -91,6 +91,7 @@ class _Batch:
         self._cache = target.new_cache(max_length, size)
         width = target.hidden_size * (len(target.capture_layers) + 1)
         self._states = torch.empty(size, max_length, width, dtype=torch.bfloat16) if capture else None
+        self._argmax = torch.empty(size, max_length, dtype=torch.int32)
         self._rows: list[_Row] = []
 
     def run(self, requests: Iterator[Request]) -> Iterator[Answered]:
@@ -137,11 +138,15 @@ class _Batch:
         view: KVCache = self._cache.rows(start, stop)
         first = torch.tensor(view.lengths)
         positions = first[:, None] + torch.arange(input_ids.shape[1])  # [B, T]
-        output = self._target.forward(input_ids, positions, view, logits="last")
+        logits = "last" if self._states is None else "all"
+        output = self._target.forward(input_ids, positions, view, logits=logits)
         self._cache.lengths[start:stop] = view.lengths
         if self._states is not None:
             states = torch.cat((output.captured, output.final), dim=-1).to(torch.bfloat16)
-            self._states[torch.arange(start, stop)[:, None], positions] = states
+            assert output.logits is not None
+            rows = torch.arange(start, stop)[:, None]
+            self._states[rows, positions] = states
+            self._argmax[rows, positions] = output.logits.argmax(-1).to(torch.int32)
         return output
 
     def _choose(self, rows: list[_Row], logits: Tensor) -> list[int]:
@@ -172,24 +177,26 @@ class _Batch:
 
     def _finish(self, index: int, reason: str) -> Answered:
         row, last = self._rows[index], len(self._rows) - 1
-        hidden = None
+        hidden, argmax = None, ()
         if self._states is not None:
             hidden = self._states[index, : len(row.token_ids) - 1].clone()
+            argmax = tuple(self._argmax[index, : len(row.token_ids) - 1].tolist())
         if index != last:
             used = self._cache.lengths[last]
             self._cache.copy_row(last, index)
             if self._states is not None:
                 self._states[index, :used] = self._states[last, :used]
+                self._argmax[index, :used] = self._argmax[last, :used]
             self._rows[index] = self._rows[last]
         self._rows.pop()
-        return Answered(row.request.id, tuple(row.token_ids), tuple(row.spans), reason, hidden)
+        return Answered(row.request.id, tuple(row.token_ids), tuple(row.spans), reason, hidden, argmax)
 
 
 def sample_rows(logits: Tensor, sampling: Sampling, uniforms: list[float]) -> list[int]:
     """A token for each row by inverting the cumulative distribution, most likely token first.
 
-    The distribution is that of `decoding.sampling.probabilities`; only rows whose nucleus or random number reaches beyond
-    the most likely 256 tokens take the slow way through the whole vocabulary.
+    The distribution is that of `decoding.sampling.probabilities`. Rows are decided within their most likely tokens where
+    that is possible; only those whose nucleus or random number reaches further look at more of the vocabulary.
 
     Args:
         logits: [B, V].
@@ -197,26 +204,37 @@ def sample_rows(logits: Tensor, sampling: Sampling, uniforms: list[float]) -> li
         uniforms: B numbers in [0, 1).
     """
     scores = logits.float() / sampling.temperature
-    width = min(sampling.top_k or _WIDTH, scores.shape[1])
-    top, ids = scores.topk(width)  # [B, W]
-    total = top.logsumexp(-1) if sampling.top_k else scores.logsumexp(-1)
-    cumulative = (top - total[:, None]).exp().double().cumsum(-1)
-    target_mass = torch.full((len(uniforms), 1), sampling.top_p, dtype=torch.float64)
-    nucleus = (cumulative < target_mass).sum(-1, keepdim=True).clamp(max=width - 1)  # last index kept
-    kept_mass = cumulative.gather(1, nucleus)  # [B, 1]
-    reached = (kept_mass >= target_mass) | bool(sampling.top_k)
-    points = torch.tensor(uniforms, dtype=torch.float64)[:, None] * torch.where(reached, kept_mass, target_mass)
-    chosen = torch.minimum(torch.searchsorted(cumulative, points, right=True), nucleus)
-    tokens = ids.gather(1, chosen).flatten().tolist()
-    for row in torch.nonzero(~reached.flatten()).flatten().tolist():
-        if sampling.top_p == 1 and float(points[row]) < float(cumulative[row, -1]):
-            continue  # the full distribution, and the number falls within the part that was looked at
-        tokens[row] = _sample_exactly(logits[row], sampling, uniforms[row])
-    return tokens
+    vocabulary = scores.shape[1]
+    candidates = min(sampling.top_k or vocabulary, vocabulary)
+    tokens = torch.zeros(len(uniforms), dtype=torch.int64)
+    rows, numbers = torch.arange(len(uniforms)), torch.tensor(uniforms, dtype=torch.float64)[:, None]
+    for width in (*(width for width in _WIDTHS if width < candidates), candidates):
+        top, ids = scores[rows].topk(width)  # [U, W]
+        total = (top if candidates < vocabulary else scores[rows]).logsumexp(-1, keepdim=True)
+        cumulative = (top.double() - total).exp().cumsum(-1)
+        index, decided = _invert(cumulative, numbers, sampling.top_p, exhausted=width == candidates)
+        tokens[rows[decided]] = ids.gather(1, index)[decided, 0]
+        rows, numbers = rows[~decided], numbers[~decided]
+        if not len(rows):
+            break
+    return tokens.tolist()
 
 
-def _sample_exactly(logits: Tensor, sampling: Sampling, uniform: float) -> int:
-    values, ids = probabilities(logits, sampling).double().sort(descending=True, stable=True)
-    cumulative = values.cumsum(0)
-    index = int(torch.searchsorted(cumulative, uniform * float(cumulative[-1]), right=True))
-    return int(ids[min(index, int((values > 0).sum()) - 1)])
+def _invert(cumulative: Tensor, numbers: Tensor, top_p: float, exhausted: bool) -> tuple[Tensor, Tensor]:
+    """Where each number falls in a nucleus, [U, 1], and whether that can be said from these tokens, [U].
+
+    Args:
+        cumulative: mass of the most likely tokens, [U, W].
+        numbers: in [0, 1), [U, 1].
+        exhausted: there are no further tokens.
+    """
+    seen = cumulative[:, -1:]
+    last = (cumulative < top_p).sum(-1, keepdim=True).clamp(max=cumulative.shape[1] - 1)  # of the nucleus
+    if exhausted or top_p < 1:
+        mass = cumulative.gather(1, last)
+        decided = torch.full_like(seen, exhausted, dtype=torch.bool) | (seen >= top_p)
+    else:  # everything is the nucleus: only the number decides how far to look
+        mass = torch.ones_like(seen)
+        decided = numbers < seen
+    index = torch.searchsorted(cumulative, numbers * mass, right=True)
+    return torch.minimum(index, last), decided.flatten()

@@ -1,0 +1,1 @@
+"""Training of drafts: batches, training-time test, losses, and a trainer that resumes exactly."""

@@ -1,0 +1,75 @@
+"""Batches of regenerated rows: bucketed by length, in an order fixed by the seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from eagle3.data.rows import Row
+
+
+@dataclass(frozen=True)
+class Batch:
+    """B rows padded to T tokens. hs entries stand for positions whose next token exists, so none at a row's last token."""
+
+    token_ids: Tensor  # [B, T] int64
+    lengths: Tensor  # [B]
+    answer_mask: Tensor  # [B, T] bool: the target produced this token
+    captured: Tensor  # [B, T, n H]: zeros at and beyond the last token
+    final: Tensor  # [B, T, H]: lm_head of final[t] is the target's distribution of token t + 1
+    target_argmax: Tensor  # [B, T] int64: the target's most likely token after t; -1 at and beyond the last token
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that are not padding."""
+        return int(self.lengths.sum())
+
+
+def plan_batches(lengths: Sequence[int], batch_tokens: int, seed: str) -> list[list[int]]:
+    """Group row indices into batches of at most `batch_tokens` padded tokens, similar lengths together, shuffled.
+
+    Every row is in exactly one batch. The order depends on the seed alone.
+    """
+    rng = random.Random(seed)
+    # A little noise on the length varies the company of a row from epoch to epoch at almost no padding.
+    order = sorted(range(len(lengths)), key=lambda index: (lengths[index] * rng.uniform(0.9, 1.1), index))
+    batches: list[list[int]] = []
+    longest = 0
+    for index in order:
+        longest = max(longest, lengths[index])
+        if not batches or longest * (len(batches[-1]) + 1) > batch_tokens:
+            batches.append([])
+            longest = lengths[index]
+        batches[-1].append(index)
+    rng.shuffle(batches)
+    return batches
+
+
+def make_batch(rows: Sequence[Row], states: Callable[[Row], Tensor], hidden_size: int) -> Batch:
+    """Pad rows and their hidden states into tensors.
+
+    Args:
+        states: [T - 1, (n + 1) H] of a row, the captured layers and then the final state.
+    """
+    longest = max(len(row.token_ids) for row in rows)
+    token_ids = torch.zeros(len(rows), longest, dtype=torch.int64)
+    answer_mask = torch.zeros(len(rows), longest, dtype=torch.bool)
+    target_argmax = torch.full((len(rows), longest), -1, dtype=torch.int64)
+    hidden: Tensor | None = None
+    for index, row in enumerate(rows):
+        length = len(row.token_ids)
+        token_ids[index, :length] = torch.tensor(row.token_ids)
+        answer_mask[index, :length] = row.answer_mask()
+        target_argmax[index, : length - 1] = torch.tensor(row.target_argmax)
+        state = states(row)
+        if hidden is None:
+            hidden = torch.zeros(len(rows), longest, state.shape[1])
+        hidden[index, : length - 1] = state
+    assert hidden is not None
+    lengths = torch.tensor([len(row.token_ids) for row in rows])
+    captured, final = hidden[..., :-hidden_size], hidden[..., -hidden_size:]
+    return Batch(token_ids, lengths, answer_mask, captured, final, target_argmax)

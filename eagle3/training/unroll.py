@@ -1,0 +1,71 @@
+"""Training-time test: the EAGLE-3 draft unrolled over its own hidden states (arXiv 2503.01840, §3.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from eagle3.models.eagle3 import Eagle3Module
+from eagle3.training.attention import rotate, test_time_attention
+
+
+def shift_left(x: Tensor, count: int) -> Tensor:
+    """x[:, t] becomes x[:, t + count]; zeros enter on the right. [B, T, ...]"""
+    if count == 0:
+        return x
+    shifted = torch.zeros_like(x)
+    shifted[:, : x.shape[1] - count] = x[:, count:]
+    return shifted
+
+
+@dataclass
+class Unroll:
+    """The draft at training: one call of `step` a draft step, each reading the output of the one before.
+
+    Alignment, worked on the row x0 x1 x2 x3 x4 with target states h0..h4, position t = 1. Step 0 reads the embedding of x2
+    beside g1 (fused from h1) and predicts x3. Step 1 reads x3 beside its own output of step 0 at t = 1 and predicts x4. So at
+    step i position t reads token t + 1 + i, predicts token t + 2 + i, and has rotary position t + i. Only the hidden state is
+    self-generated: the tokens are the row's own.
+    """
+
+    module: Eagle3Module
+    embedding: Tensor  # [V, H] the target's, frozen
+    rotary: nn.Module
+    _keys: list[Tensor] = field(default_factory=list)
+    _values: list[Tensor] = field(default_factory=list)
+
+    def steps(self, token_ids: Tensor, captured: Tensor, count: int) -> Iterator[Tensor]:
+        """Yield the layer output of each of `count` steps, [B, T, H], before the final norm.
+
+        Args:
+            token_ids: [B, T].
+            captured: the target's captured states, [B, T, n H].
+        """
+        hidden = self.module.fuse(captured)
+        for step in range(count):
+            output = self._step(step, shift_left(token_ids, step + 1), hidden)
+            yield output
+            hidden = self.module.feed_back(output)
+
+    def _step(self, step: int, token_ids: Tensor, hidden: Tensor) -> Tensor:
+        layer, config = self.module.midlayer, self.module.config
+        batch, length = token_ids.shape
+        embedded = F.embedding(token_ids, self.embedding).to(hidden.dtype)
+        inputs = torch.cat((layer.input_layernorm(embedded), layer.hidden_norm(hidden)), dim=-1)
+        attention = layer.self_attn
+        positions = torch.arange(step, step + length, device=hidden.device)[None]
+        cos, sin = (table[0].to(hidden.dtype) for table in self.rotary(hidden, positions))  # [T, D]
+
+        def heads(x: Tensor) -> Tensor:
+            return x.view(batch, length, -1, config.head_dim).transpose(1, 2)
+
+        query = rotate(heads(attention.q_proj(inputs)), cos, sin)
+        self._keys.append(rotate(heads(attention.k_proj(inputs)), cos, sin))
+        self._values.append(heads(attention.v_proj(inputs)))
+        attended = test_time_attention(query, self._keys, self._values)  # [B, Hq, T, D]
+        x = hidden + attention.o_proj(attended.transpose(1, 2).reshape(batch, length, -1))
+        return x + layer.mlp(layer.post_attention_layernorm(x))
