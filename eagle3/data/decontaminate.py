@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +32,14 @@ def word_ngrams(text: str, size: int) -> set[str]:
     return {" ".join(words[i : i + size]) for i in range(len(words) - size + 1)}
 
 
+@dataclass(frozen=True)
+class Match:
+    """The evaluation task a training prompt is in, and how: "exact" or "ngram"."""
+
+    task: str
+    how: str
+
+
 class Contamination:
     """Recognises texts that share an exact prompt or a word n-gram with evaluation prompts.
 
@@ -38,25 +47,27 @@ class Contamination:
     ("complete the code I provided") does not match.
     """
 
-    def __init__(self, evaluation_texts: Iterable[str], ngram: int = 13) -> None:
-        if ngram < 1:
-            raise ValueError(
-                f"prompts.decontaminate_ngram is {ngram}: it needs at least 1 word (13 is usual)"
-            )
+    def __init__(self, evaluation_texts: Mapping[str, Iterable[str]], ngram: int = 13) -> None:
+        """`evaluation_texts` by task; a text that several tasks hold counts for the first."""
+        assert ngram >= 1
         self.ngram = ngram
-        self._exact: set[str] = set()
-        self._ngrams: set[str] = set()
-        for text in evaluation_texts:
-            self._exact.add(normalise(text))
-            self._ngrams |= word_ngrams(text, ngram)
+        self._exact: dict[str, str] = {}
+        self._ngrams: dict[str, str] = {}
+        for task, texts in evaluation_texts.items():
+            for text in texts:
+                self._exact.setdefault(normalise(text), task)
+                for gram in word_ngrams(text, ngram):
+                    self._ngrams.setdefault(gram, task)
 
-    def reason(self, turns: Sequence[str]) -> str | None:
-        """ "exact" or "ngram" when any turn is in the evaluation set, otherwise None."""
+    def find(self, turns: Sequence[str]) -> Match | None:
+        """The evaluation task that one of the turns is in, or None."""
         for turn in turns:
-            if normalise(turn) in self._exact:
-                return "exact"
-            if not self._ngrams.isdisjoint(word_ngrams(turn, self.ngram)):
-                return "ngram"
+            task = self._exact.get(normalise(turn))
+            if task is not None:
+                return Match(task, "exact")
+            grams = word_ngrams(turn, self.ngram) & self._ngrams.keys()
+            if grams:
+                return Match(self._ngrams[min(grams)], "ngram")
         return None
 
 
@@ -68,14 +79,13 @@ def duplicates(texts: Sequence[str], threshold: float = 0.7, shingle: int = 3) -
     every candidate is verified exactly, so that nothing below the threshold is dropped. Deterministic; the
     first text wins.
     """
-    if not 0 < threshold <= 1:
-        raise ValueError(f"prompts.duplicate_threshold is {threshold}: give a similarity above 0 and up to 1")
+    assert 0 < threshold <= 1
     seen: dict[str, int] = {}
     bands: dict[tuple[int, bytes], list[int]] = {}
     kept_shingles: dict[int, set[str]] = {}
     result: dict[int, tuple[int, str]] = {}
     for index, text in enumerate(texts):
-        key = normalise(text)
+        key = normalise(text) or text  # a text without any word is compared as it stands
         if key in seen:
             result[index] = (seen[key], "exact")
             continue

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from transformers import PreTrainedTokenizerBase
+
 _WORD = re.compile(r"\w+")
+_NO_TEXT = frozenset({"Cc", "Cs", "Co", "Cn"})  # control, surrogate, private, unassigned
 # How targets begin an answer; in a user turn they mean that the target skipped the request and answered
 # itself.
 _ANSWER_OPENINGS = re.compile(
@@ -20,7 +24,7 @@ _ANSWER_OPENINGS = re.compile(
 
 @dataclass(frozen=True)
 class PromptFilter:
-    """Bounds of a usable prompt. Lengths in characters; shares between 0 and 1 (0 switches a bound off)."""
+    """Bounds of a usable prompt. Lengths in characters; shares between 0 and 1."""
 
     min_characters: int = 12
     max_characters: int = 6000
@@ -30,18 +34,38 @@ class PromptFilter:
     """Words covered by word 4-grams that occur more than twice."""
     min_readable_share: float = 0.7
     """Letters, digits and white space among all characters."""
-    special_tokens: Collection[str] = ()
-    """Strings of the tokenizer that a prompt may not smuggle in, such as an end-of-turn marker."""
 
 
-def refusal(text: str, bounds: PromptFilter) -> str | None:
-    """Why the text is not usable as a prompt, or None. The first that applies, in a fixed order."""
+STRICT = PromptFilter()
+"""For prompts that the target sampled."""
+
+LENIENT = PromptFilter(
+    min_characters=1,
+    max_characters=100_000,
+    min_latin_share=0.0,
+    max_repeated_share=1.0,
+    min_readable_share=0.0,
+)
+"""For prompts that people chose: any language and form, but no control characters or special tokens."""
+
+
+def special_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[str]:
+    """Strings that become special tokens wherever they stand, an end of turn for example."""
+    added = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+    return frozenset({*tokenizer.all_special_tokens, *added})
+
+
+def refusal(text: str, bounds: PromptFilter, forbidden: Collection[str] = ()) -> str | None:
+    """Why the text is not usable as a prompt, or None. The first that applies, in a fixed order.
+
+    `forbidden` are strings that it may not contain (see `special_tokens`).
+    """
     stripped = text.strip()
     if not stripped:
         return "empty"
-    if "\ufffd" in stripped or any(not (c.isprintable() or c in "\n\t\r") for c in stripped):
+    if any(c == "\ufffd" or unicodedata.category(c) in _NO_TEXT for c in stripped if c not in "\n\t\r"):
         return "garbage"
-    if any(token in stripped for token in bounds.special_tokens):
+    if any(token in stripped for token in forbidden):
         return "special_token"
     if len(stripped) < bounds.min_characters:
         return "too_short"

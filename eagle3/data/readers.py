@@ -145,7 +145,7 @@ def _file_rows(path: Path) -> Iterator[tuple[int, object]]:
 def open_text(path: Path) -> TextIO:
     """A text file, decompressed on the way when its name ends in .gz."""
     if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8")  # type: ignore[return-value]  # a TextIOWrapper in "rt"
+        return gzip.open(path, "rt", encoding="utf-8")
     return path.open(encoding="utf-8")
 
 

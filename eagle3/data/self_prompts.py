@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedTokenizerBase
 
 from eagle3.data.chat import Message, conversation, encode, render_prompt, user_turn_end, user_turn_text
-from eagle3.data.filters import PromptFilter, answers_instead, refusal
+from eagle3.data.filters import STRICT, answers_instead, refusal, special_tokens
 from eagle3.data.prompt import Prompt
 from eagle3.data.stems import KINDS, SYSTEMS, Kind, fill, follow_up_stems
 
@@ -117,20 +117,19 @@ def finish_prompts(
     tokenizer: PreTrainedTokenizerBase,
     plan: Sequence[PlannedPrompt],
     completions: Mapping[str, Completion],
-    bounds: PromptFilter,
 ) -> tuple[list[Prompt], Counter[str]]:
     """The usable prompts in the plan's order, and the reasons of what was refused.
 
     Raises ValueError when a planned prompt has no completion.
     """
-    end = user_turn_end(tokenizer)
+    end, forbidden = user_turn_end(tokenizer), special_tokens(tokenizer)
     prompts: list[Prompt] = []
     reasons: Counter[str] = Counter()
     for planned in plan:
         if planned.id not in completions:
             raise ValueError(f"self-made prompt {planned.id}: the generator returned no completion for it")
         text, reason = finish(planned, completions[planned.id], end)
-        reason = reason or refusal(text, bounds) or ("answer" if answers_instead(text) else None)
+        reason = reason or refusal(text, STRICT, forbidden) or ("answer" if answers_instead(text) else None)
         if reason:
             reasons[reason] += 1
         else:

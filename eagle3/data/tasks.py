@@ -118,10 +118,10 @@ def load_question_file(name: str, path: Path) -> list[TaskPrompt]:
     prompts = []
     for index, row in enumerate(_read_rows(path)):
         turns = row.get("turns")
-        if "question_id" not in row or not _are_texts(turns):
+        if "question_id" not in row or not isinstance(turns, list) or not _are_texts(turns):
             raise ValueError(
-                f"{path}:{index + 1}: a question needs question_id and turns (a list of texts); correct the line "
-                "or remove it"
+                f"{path}: question {index + 1} needs question_id and turns (a list of texts); correct or "
+                "remove it"
             )
         prompts.append(_prompt(name, str(row["question_id"]), turns, turns))
     return _checked(name, prompts, str(path))
@@ -143,8 +143,8 @@ def _checked(name: str, prompts: list[TaskPrompt], file: str) -> list[TaskPrompt
     return hash_order(prompts, lambda prompt: prompt.id)
 
 
-def _are_texts(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(v, str) and v.strip() for v in value)
+def _are_texts(values: list[Any]) -> bool:
+    return bool(values) and all(isinstance(value, str) and value.strip() for value in values)
 
 
 def _read_rows(path: Path) -> list[dict[str, Any]]:

@@ -70,8 +70,8 @@ def count_tokens(rows: Iterable[Sequence[int]], target_size: int) -> NDArray[np.
         ids = np.asarray(row, dtype=np.int64)
         if ids.size and (ids.min() < 0 or ids.max() >= target_size):
             raise ValueError(
-                f"token {int(ids.max() if ids.max() >= target_size else ids.min())} is outside the target's "
-                f"vocabulary of {target_size}: the rows were made with another tokenizer; regenerate them"
+                f"token ids {ids.min()} to {ids.max()} do not fit the target's vocabulary of {target_size}: "
+                "the rows were made with another tokenizer; regenerate them"
             )
         counts += np.bincount(ids, minlength=target_size)
     return counts
@@ -92,8 +92,8 @@ def build_vocabulary(
     target_size = len(counts)
     if not len(eos_token_ids) <= size <= target_size or size < 1:
         raise ValueError(
-            f"vocabulary.size is {size}: give at least {max(1, len(eos_token_ids))} (the EOS tokens) and at most "
-            f"{target_size} (the target's vocabulary)"
+            f"vocabulary.size is {size}: give at least {max(1, len(eos_token_ids))} (the EOS tokens) and at "
+            f"most {target_size} (the target's vocabulary)"
         )
     total = int(counts.sum())
     if total == 0:
@@ -156,8 +156,8 @@ def load_vocabulary(
     for key, expected in (("tokenizer_hash", tokenizer_hash), ("data_hash", data_hash)):
         if expected is not None and manifest[key] != expected:
             raise ValueError(
-                f"{folder / MANIFEST}: {key} is {manifest[key][:12]}, but {expected[:12]} is in use: the draft "
-                "vocabulary does not belong to this tokenizer or data; run the vocabulary stage again"
+                f"{folder / MANIFEST}: {key} is {manifest[key][:12]}, but {expected[:12]} is in use: the "
+                "draft vocabulary does not belong to this tokenizer or data; run the vocabulary stage again"
             )
     tensors = load_file(folder / TENSORS)
     target_ids = check_mapping(tensors["d2t"], tensors["t2d"], manifest["target_size"], str(folder / TENSORS))
@@ -178,9 +178,9 @@ def load_vocabulary(
 def check_mapping(d2t: Tensor, t2d: Tensor, target_size: int, where: str) -> tuple[int, ...]:
     """The target ids of a stored mapping, or ValueError saying what is wrong with it.
 
-    d2t: int64 offsets [Vd]; t2d: bool [V]. An all-zero d2t is right only for a full vocabulary: for a
-    reduced one it maps draft token i to target token i, which loads without complaint and makes nearly
-    every draft wrong.
+    d2t: int64 offsets [Vd]; t2d: bool [V]. An all-zero d2t maps draft token i to target token i. That is
+    right for a full vocabulary, and for a reduced one only where t2d marks just those tokens; otherwise
+    nobody filled it in, and nearly every draft would be wrong without an error.
     """
     if d2t.dtype != torch.int64 or t2d.dtype != torch.bool:
         raise ValueError(f"{where}: d2t is {d2t.dtype} and t2d {t2d.dtype}; they have to be int64 and bool")
@@ -189,22 +189,22 @@ def check_mapping(d2t: Tensor, t2d: Tensor, target_size: int, where: str) -> tup
             f"{where}: d2t {tuple(d2t.shape)} and t2d {tuple(t2d.shape)} do not fit a target vocabulary of "
             f"{target_size}"
         )
-    if len(d2t) < target_size and not d2t.any():
+    if len(d2t) < target_size and not d2t.any() and not (t2d[: len(d2t)].all() and t2d.sum() == len(d2t)):
         raise ValueError(
-            f"{where}: d2t is all zero for a reduced vocabulary of {len(d2t)} out of {target_size}: the mapping was "
-            "never filled in; make the vocabulary, or convert the checkpoint, again"
+            f"{where}: d2t is all zero for a reduced vocabulary of {len(d2t)} out of {target_size}: the "
+            "mapping was never filled in; make the vocabulary, or convert the checkpoint, again"
         )
     target_ids = d2t + torch.arange(len(d2t))
     if target_ids.min() < 0 or target_ids.max() >= target_size or len(target_ids.unique()) < len(target_ids):
         raise ValueError(
-            f"{where}: d2t maps to ids outside the target's {target_size} tokens or to one twice; is it made of "
-            "absolute ids instead of offsets (target id = i + d2t[i])?"
+            f"{where}: d2t maps to ids outside the target's {target_size} tokens or to one twice; is it made "
+            "of absolute ids instead of offsets (target id = i + d2t[i])?"
         )
     mask = torch.zeros(target_size, dtype=torch.bool)
     mask[target_ids] = True
     if not torch.equal(mask, t2d):
         raise ValueError(
-            f"{where}: t2d does not mark the tokens that d2t maps to; they come from two vocabularies"
+            f"{where}: t2d does not mark the tokens that d2t maps to: the two do not belong together"
         )
     return tuple(int(token) for token in target_ids)
 
