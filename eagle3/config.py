@@ -47,6 +47,7 @@ class SelfGenerated(Section):
     temperature: Positive
     top_p: TopP
     max_new_tokens: Count
+    dtype: Dtype
 
 
 class HubDataset(Section):

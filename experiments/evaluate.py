@@ -20,7 +20,7 @@ HEADLINE = ("tau", "speedup", "speedup_low", "speedup_high", "end_to_end_speedup
 
 
 def held_out_prompts(settings: EvaluateSettings) -> list["Prompt"]:
-    """The first held-out prompts of every task; its file is in an order that makes any prefix a fair sample."""
+    """The first held-out prompts of every task; any prefix of its file is a fair sample."""
     from eagle3.measure.rendering import Prompt
 
     prompts = []

@@ -1,0 +1,50 @@
+"""Let the target answer the training prompts; a run that was killed goes on where it was."""
+
+import json
+
+from cli import choose_device, read_settings, stage_parser
+from eagle3 import paths
+from eagle3.provenance import hash_tree
+from eagle3.tracking import Tracker
+
+
+def main() -> None:
+    arguments = stage_parser(__doc__).parse_args()
+    settings = read_settings(arguments.params)
+
+    import torch
+
+    from eagle3.data.prompt import Prompt
+    from eagle3.data.regenerate import regenerate
+    from eagle3.models.target import Target
+
+    with (paths.PROMPTS / "train.jsonl").open(encoding="utf-8") as stream:
+        rows = [json.loads(line) for line in stream]
+    prompts = [
+        (Prompt(row["id"], row["source"], tuple(row["turns"]), row["system"]), row["split"]) for row in rows
+    ]
+    tracker = Tracker.open(settings)
+    with tracker.run("regenerate", "regenerate") as run:
+        run.log_dataset("prompts", paths.PROMPTS, "regeneration")
+        target = Target.load(paths.TARGET, getattr(torch, settings.regenerate.dtype), choose_device())
+        manifest = regenerate(
+            target,
+            prompts,
+            settings.regenerate,
+            settings.seed,
+            paths.REGENERATED,
+            paths.HIDDEN_STATES,
+            identity={"target": hash_tree(paths.TARGET), "prompts": hash_tree(paths.PROMPTS)},
+        )
+        run.log_metrics({key: value for key, value in manifest.items() if isinstance(value, int | float)})
+        run.log_metrics({f"finished.{reason}": count for reason, count in manifest["finish_reason"].items()})
+        run.log_tags({"data_hash": manifest["data_hash"]})
+        run.log_artifact(paths.REGENERATED / "manifest.json")
+    print(
+        f"{paths.REGENERATED}: {manifest['rows']} rows, {manifest['answer_tokens']} answer tokens, "
+        f"finished by {manifest['finish_reason']}, left out {manifest['left_out']}"
+    )
+
+
+if __name__ == "__main__":
+    main()
