@@ -19,7 +19,8 @@ class Interval:
     """An estimate and its bootstrap interval; `low` and `high` are None where no interval exists.
 
     `method` says how the interval was made: "BCa"; "percentile" where BCa is undefined (the estimate lies
-    outside of every resample); "constant" where every resample gives the same value; "none" for one prompt.
+    outside of every resample); "constant" where every resample gives the same value; "none" for one prompt,
+    or where too few prompts have tokens.
     """
 
     estimate: float
@@ -123,6 +124,9 @@ def _bootstrap(
         )
     count = len(columns[0])
     distribution = np.asarray(result.bootstrap_distribution, dtype=np.float64)
+    if not np.isfinite(distribution).all():
+        # Some resamples hold no decoded token at all: too few prompts decoded any.
+        return Interval(estimate, None, None, "none", count)
     # Equal up to rounding: sums in another order differ in the last bits.
     if np.ptp(distribution) <= 1e-12 * abs(estimate):
         return Interval(estimate, estimate, estimate, "constant", count)

@@ -32,7 +32,8 @@ def results_table(
 ) -> list[dict[str, Any]]:
     """One result a method x task (and task "all") x temperature, methods in order of appearance.
 
-    Times are in milliseconds where the name says so. `speedup` and its interval are of decoding,
+    Times are in milliseconds where the name says so, and null means that there was nothing to measure.
+    `speedup` and its interval are of decoding,
     `end_to_end_speedup` of prefill and decoding; both over the vanilla row of the same task and temperature.
     `tokens_per_second` and `decode_ms_per_token` leave out the prefill and its token. `round_ms` splits the
     mean verification round; `other` is the engine's own time between the four parts.
@@ -71,7 +72,9 @@ def _result(
     tokens = sum(len(answer.token_ids) for answer in answers)
     decode_tokens = sum(answer.decode_tokens for answer in answers)
     decode_seconds = sum(answer.decode_seconds for answer in answers)
-    decode = _speedup(answers, vanilla, seed, end_to_end=False)
+    # Where every answer ends with the prefill's token there is nothing to decode and no speedup.
+    decodes = decode_tokens > 0 and any(answer.decode_tokens for answer in vanilla)
+    decode = _speedup(answers, vanilla, seed, end_to_end=False) if decodes else None
     end_to_end = _speedup(answers, vanilla, seed, end_to_end=True)
     return {
         "prompts": len({(answer.key.task, answer.key.prompt_id) for answer in answers}),
@@ -84,22 +87,23 @@ def _result(
         "acceptance_reached": [depth.reached for depth in depths],
         "acceptance_histogram": acceptance_histogram(rounds),
         "tau_by_context": [vars(bucket) for bucket in acceptance_by_context(rounds)],
-        "tokens_per_second": decode_tokens / decode_seconds,
-        "speedup": decode.estimate,
-        "speedup_low": decode.low,
-        "speedup_high": decode.high,
-        "speedup_interval": decode.method,
+        "tokens_per_second": decode_tokens / decode_seconds if decode_tokens else None,
+        "speedup": decode.estimate if decode else None,
+        "speedup_low": decode.low if decode else None,
+        "speedup_high": decode.high if decode else None,
+        "speedup_interval": decode.method if decode else "none",
         "end_to_end_speedup": end_to_end.estimate,
         "end_to_end_speedup_low": end_to_end.low,
         "end_to_end_speedup_high": end_to_end.high,
-        "slower_than_vanilla": decode.estimate < 1.0 and not is_vanilla,
+        "slower_than_vanilla": decode is not None and decode.estimate < 1.0 and not is_vanilla,
         "prefill_ms": 1000 * sum(answer.prefill_seconds for answer in answers) / len(answers),
-        "decode_ms_per_token": 1000 * decode_seconds / decode_tokens,
+        "decode_ms_per_token": 1000 * decode_seconds / decode_tokens if decode_tokens else None,
         "round_ms": _round_ms(answers),
         "truncated": sum(answer.finish_reason == "length" for answer in answers),
         "repeatable": all(answer.repeatable for answer in answers),
-        # Weighted by time: the spread of a two-token answer says nothing.
-        "repeat_spread": sum(answer.spread * answer.decode_seconds for answer in answers) / decode_seconds,
+        # Weighted by tokens: the spread of a two-token answer says nothing.
+        "repeat_spread": sum(answer.spread * answer.decode_tokens for answer in answers)
+        / max(decode_tokens, 1),
         "lossless": count_outcomes(
             comparisons[answer.key].outcome for answer in answers if answer.key in comparisons
         ).as_dict(),

@@ -57,7 +57,7 @@ class FakeDecoder:
             raise ValueError("planted failure")
         salt = sampling.seed if sampling.temperature else 0
         tokens = self.spoil(continuation(prompt_ids, max_new_tokens, salt))
-        # Seconds differ from prompt to prompt by a factor that all methods share, and by a little of their own.
+        # Seconds differ by prompt, by a factor that all methods share, and a little from call to call.
         wobble = 1.0 + 0.1 * (sum(prompt_ids) % 7) + 0.01 * (len(self.calls) % 3)
         edges = [*range(1, len(tokens), self.round_tokens), len(tokens)]
         produced = [after - before for before, after in pairwise(edges)]

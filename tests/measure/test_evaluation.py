@@ -305,6 +305,16 @@ def test_an_exclusion_survives_a_kill() -> None:
     assert {record.key.prompt_id for record in records} == {f"task-{index}" for index in (0, 1, 2, 3, 5)}
 
 
+def test_answers_of_one_token_are_reported_without_a_speedup(tmp_path: Path) -> None:
+    report = run(
+        tmp_path, [FakeDecoder(name, spoil=lambda tokens: tokens[:1]) for name in ("vanilla", "eagle3")]
+    )
+    row = row_of(report, "eagle3")
+    assert row["tokens"] == row["generations"] == 12
+    assert row["speedup"] is row["speedup_low"] is row["tokens_per_second"] is row["tau"] is None
+    assert row["end_to_end_speedup"] == pytest.approx(1.0)
+
+
 def test_slow_and_useless_drafts_are_said_plainly(tmp_path: Path) -> None:
     class Useless(FakeDecoder):
         """Drafts 3 tokens a round and is never right."""

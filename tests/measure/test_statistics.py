@@ -93,6 +93,12 @@ def test_one_prompt_has_no_interval() -> None:
     assert not interval.contains(2.0)
 
 
+def test_resamples_without_a_token_leave_no_interval() -> None:
+    # Two of three prompts ended with the prefill's token.
+    interval = speedup_interval([2.0, 0.0, 0.0], [1.0, 0.0, 0.0], [5, 0, 0], [5, 0, 0], seed=0)
+    assert (interval.estimate, interval.low, interval.high, interval.method) == (2.0, None, None, "none")
+
+
 def test_identical_ratios_give_the_point_and_say_so() -> None:
     interval = speedup_interval([2.0, 4.0, 6.0], [1.0, 2.0, 3.0], [5, 5, 5], [5, 5, 5], seed=0)
     assert (interval.low, interval.high, interval.method) == (2.0, 2.0, "constant")
