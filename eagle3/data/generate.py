@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
+from eagle3.data.self_prompts import Completion, PlannedPrompt
 from eagle3.decoding.cache import KVCache
 from eagle3.decoding.sampling import Sampling
 from eagle3.models.target import Target, TargetOutput
@@ -238,3 +240,17 @@ def _invert(cumulative: Tensor, numbers: Tensor, top_p: float, exhausted: bool) 
         decided = numbers < seen
     index = torch.searchsorted(cumulative, numbers * mass, right=True)
     return torch.minimum(index, last), decided.flatten()
+
+
+def complete(
+    target: Target, planned: Sequence[PlannedPrompt], sampling: Sampling, batch_size: int, max_new_tokens: int
+) -> Iterator[Completion]:
+    """What the target writes after the prefixes of self-made prompts, with a progress bar; in order of completion."""
+    requests = [Request(prompt.id, (prompt.prefix_ids,)) for prompt in planned]
+    longest = max(len(prompt.prefix_ids) for prompt in planned) + max_new_tokens
+    answers = answer(target, requests, sampling, batch_size, max_new_tokens, longest, capture=False)
+    for answered in tqdm(answers, total=len(requests), unit="prompt", desc="self-made prompts"):
+        ((start, end),) = answered.answer_spans
+        stopped = answered.finish_reason == "stop"
+        text = target.tokenizer.decode(answered.token_ids[start : end - stopped])
+        yield Completion(answered.id, text, answered.finish_reason)

@@ -1,0 +1,196 @@
+"""Drafts on disk: config.json and model.safetensors as SGLang and vLLM read them, and a manifest of where they came from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from eagle3.data.vocabulary import check_mapping
+from eagle3.models.draft import Draft, DraftConfig
+from eagle3.models.eagle import EagleDraft, EagleModule
+from eagle3.models.eagle3 import Eagle3Draft, Eagle3Module
+from eagle3.models.target import Target, default_capture_layers
+from eagle3.provenance import replacing, write_json
+
+CONFIG, WEIGHTS, MANIFEST = "config.json", "model.safetensors", "manifest.json"
+ARCHITECTURES = {"eagle3": "LlamaForCausalLMEagle3", "eagle": "LlamaForCausalLMEagle"}
+DraftModule = Eagle3Module | EagleModule
+
+
+def save_draft(folder: Path, module: DraftModule, target: Target, manifest: Mapping[str, Any]) -> None:
+    """Write a trained draft. The weights come last, so a folder with weights is complete."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / CONFIG, config_json(module.config, target))
+    write_json(folder / MANIFEST, {**manifest, "capture_layers": list(target.capture_layers)})
+    state = {name: tensor.detach().contiguous() for name, tensor in module.state_dict().items()}
+    with replacing(folder / WEIGHTS) as temporary:
+        save_file(state, temporary, metadata={"format": "pt"})
+
+
+def config_json(config: DraftConfig, target: Target) -> dict[str, Any]:
+    """The config.json of a draft, with both spellings of the rotary settings and of the layer ids.
+
+    The engines count layers differently: SGLang's id k stands for hs[k + 1], vLLM's for hs[k]; each reads its own key and
+    ignores the other's. With EAGLE-3's default layers both are left out.
+    """
+    rope = config.rope_parameters
+    scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
+    result: dict[str, Any] = {
+        "architectures": [ARCHITECTURES[config.family]],
+        "model_type": "llama",
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "num_hidden_layers": 1,
+        "vocab_size": config.vocab_size,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_theta": rope["rope_theta"],
+        "rope_scaling": None if scaling.get("rope_type", "default") == "default" else scaling,
+        "rope_parameters": dict(rope),
+        "max_position_embeddings": config.max_position_embeddings,
+        "tie_word_embeddings": False,
+        "bos_token_id": target.config.bos_token_id,
+        "eos_token_id": target.config.eos_token_id,
+        "dtype": "float32",
+    }
+    if config.family == "eagle3":
+        result["draft_vocab_size"] = config.draft_vocab_size
+        for option in ("fc_norm", "norm_output"):
+            if getattr(config, option):
+                result[option] = True
+        if target.num_layers < 6 or target.capture_layers != default_capture_layers(target.num_layers):
+            layers = list(target.capture_layers)
+            result["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [layer - 1 for layer in layers]}
+            result["eagle_aux_hidden_state_layer_ids"] = layers
+    return result
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The config.json of a draft folder; ValueError where there is none."""
+    path = folder / CONFIG
+    if not path.exists():
+        raise ValueError(f"{folder}: no draft there (config.json is missing); train one: python experiments/train.py")
+    values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return values
+
+
+def load_module(folder: Path, family: str | None = None) -> DraftModule:
+    """Read the weights of a draft.
+
+    Args:
+        family: "eagle3" or "eagle" where the caller needs that one.
+
+    Raises:
+        ValueError: if the folder holds no draft or one of another family, or its tensors are missing, unknown, of another
+            shape, not finite, or its reduced vocabulary has no usable mapping.
+    """
+    values = read_config(folder)
+    found = {name: key for key, name in ARCHITECTURES.items()}.get((values.get("architectures") or [""])[0])
+    if found is None:
+        raise ValueError(
+            f"{folder}/{CONFIG}: architectures {values.get('architectures')} is no draft this project reads; expected one of "
+            f"{', '.join(ARCHITECTURES.values())}"
+        )
+    if family is not None and family != found:
+        raise ValueError(
+            f"{folder}: holds an {ARCHITECTURES[found]} draft, but {family!r} was asked for; run as the wrong family it would "
+            f"accept nothing, without an error; set the method's family to {found!r}"
+        )
+    if not (folder / WEIGHTS).exists():
+        raise ValueError(f"{folder}: {WEIGHTS} is missing; the training that writes it has not finished")
+    tensors = load_file(folder / WEIGHTS)
+    config = _draft_config(values, found, tensors, folder)
+    module: DraftModule = Eagle3Module(config) if found == "eagle3" else EagleModule(config)
+    _check_tensors(module, tensors, folder)
+    module.load_state_dict(tensors)
+    if isinstance(module, Eagle3Module):
+        check_mapping(module.d2t, module.t2d, config.vocab_size, f"{folder}/{WEIGHTS}")
+    return module
+
+
+def load_draft(
+    folder: Path,
+    target: Target,
+    family: str | None = None,
+    weights: torch.dtype | None = None,
+    compiled: bool = True,
+) -> Draft:
+    """A draft ready to decode with `target`.
+
+    Raises:
+        ValueError: as `load_module`, and where the draft was trained for another target or other captured layers.
+    """
+    module = load_module(folder, family)
+    manifest = folder / MANIFEST
+    if manifest.exists() and isinstance(module, Eagle3Module):
+        layers = json.loads(manifest.read_text(encoding="utf-8")).get("capture_layers")
+        if layers is not None and tuple(layers) != target.capture_layers:
+            raise ValueError(
+                f"{folder}: trained on the hidden states {layers}, the target gives {list(target.capture_layers)}; set "
+                f"target.capture_layers to {layers}"
+            )
+    if isinstance(module, Eagle3Module):
+        return Eagle3Draft(module, target, weights, compiled)
+    return EagleDraft(module, target, weights, compiled)
+
+
+def _draft_config(values: Mapping[str, Any], family: str, tensors: Mapping[str, Tensor], folder: Path) -> DraftConfig:
+    needed = ["hidden_size", "intermediate_size", "num_attention_heads", "vocab_size", "rms_norm_eps"]
+    if family == "eagle3":
+        needed.append("draft_vocab_size")
+    missing = [key for key in needed if values.get(key) is None]
+    if missing:
+        raise ValueError(f"{folder}/{CONFIG}: {', '.join(missing)} is missing; the draft cannot be built without it")
+    rope = values.get("rope_parameters") or {"rope_type": "default", **(values.get("rope_scaling") or {})}
+    theta = rope.get("rope_theta", values.get("rope_theta"))
+    if theta is None:
+        raise ValueError(
+            f"{folder}/{CONFIG}: rope_theta is missing; with another base than the one it was trained with, a draft loses "
+            "acceptance silently: add the target's rope_theta"
+        )
+    hidden = int(values["hidden_size"])
+    fc = tensors.get("fc.weight")
+    captured = fc.shape[1] // hidden if fc is not None else 0
+    heads = int(values["num_attention_heads"])
+    return DraftConfig(
+        family=family,
+        hidden_size=hidden,
+        num_attention_heads=heads,
+        num_key_value_heads=int(values.get("num_key_value_heads") or heads),
+        head_dim=int(values.get("head_dim") or hidden // heads),
+        intermediate_size=int(values["intermediate_size"]),
+        vocab_size=int(values["vocab_size"]),
+        draft_vocab_size=int(values.get("draft_vocab_size") or values["vocab_size"]),
+        num_captured=captured,
+        rms_norm_eps=float(values["rms_norm_eps"]),
+        rope_parameters={**rope, "rope_theta": theta},
+        max_position_embeddings=int(values.get("max_position_embeddings") or 2048),
+        fc_norm=bool(values.get("fc_norm", False)),
+        norm_output=bool(values.get("norm_output", False)),
+    )
+
+
+def _check_tensors(module: DraftModule, tensors: Mapping[str, Tensor], folder: Path) -> None:
+    expected = module.state_dict()
+    problems = [f"{name} is missing" for name in expected if name not in tensors]
+    problems += [f"{name} is unknown" for name in tensors if name not in expected]
+    for name, tensor in tensors.items():
+        if name in expected and tensor.shape != expected[name].shape:
+            problems.append(
+                f"{name} is {list(tensor.shape)}, config.json asks for {list(expected[name].shape)}"
+            )
+        elif tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            problems.append(f"{name} holds values that are not finite")
+    if problems:
+        raise ValueError(f"{folder}/{WEIGHTS} does not fit its config.json: " + "; ".join(problems))
