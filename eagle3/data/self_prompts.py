@@ -18,8 +18,10 @@ from transformers import PreTrainedTokenizerBase
 
 from eagle3.data.chat import Message, conversation, encode, render_prompt, user_turn_end, user_turn_text
 from eagle3.data.filters import STRICT, answers_instead, refusal, special_tokens
+from eagle3.data.follow_ups import follow_up_stems
 from eagle3.data.prompt import Prompt
-from eagle3.data.stems import KINDS, SYSTEMS, Kind, fill, follow_up_stems
+from eagle3.data.slots import fill
+from eagle3.data.stems import KINDS, SYSTEMS, Kind
 
 FOLLOW_UP_SHARE = 0.15
 """Second turns planned for each first turn that was kept."""

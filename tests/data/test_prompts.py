@@ -35,7 +35,13 @@ class FakeTarget:
 
 
 def stage(tmp_path: Path, generate: FakeTarget, count: int = 60, **changes: Any) -> dict[str, Any]:
-    settings = {"files": (), "wheels": (), "datasets": (), "limit": 0, "validation_share": 0.2} | changes
+    settings: dict[str, Any] = {
+        "files": (),
+        "wheels": (),
+        "datasets": (),
+        "limit": 0,
+        "validation_share": 0.2,
+    } | changes
     own = SelfGenerated(
         count=count, batch_size=8, temperature=1.0, top_p=0.95, max_new_tokens=32, dtype="float32"
     )

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from eagle3.data.follow_ups import FOLLOW_UPS
 from eagle3.data.self_prompts import (
     FOLLOW_UP_SHARE,
     Completion,
@@ -15,7 +16,8 @@ from eagle3.data.self_prompts import (
     plan_follow_ups,
     plan_prompts,
 )
-from eagle3.data.stems import FOLLOW_UPS, KINDS, SLOTS, SYSTEMS
+from eagle3.data.slots import SLOTS
+from eagle3.data.stems import KINDS, SYSTEMS
 from eagle3.data.tasks import TASKS
 from tests.data.tiny_tokenizer import CHATML, chatml_tokenizer
 
