@@ -21,7 +21,18 @@ from eagle3.data.filters import STRICT, answers_instead, refusal, special_tokens
 from eagle3.data.follow_ups import follow_up_stems
 from eagle3.data.prompt import Prompt
 from eagle3.data.slots import fill
-from eagle3.data.stems import KINDS, SYSTEMS, Kind
+from eagle3.data.stems import KINDS, Kind
+
+SYSTEMS = (
+    "You are a helpful assistant who answers questions about programming and software.",
+    "You are a patient tutor for mathematics and science.",
+    "You are an editor who writes, rewrites and summarises texts.",
+    "You are an expert in history, economics and the arts.",
+    "You are a friendly companion for conversation, travel and cooking.",
+    "You extract information from texts and return it in the format that the user asks for.",
+    "You are a careful analyst who solves puzzles and reasons step by step.",
+)
+"""Besides the template's own, what freely sampled prompts are sampled under: each leads to other requests."""
 
 FOLLOW_UP_SHARE = 0.15
 """Second turns planned for each first turn that was kept."""

@@ -1,4 +1,4 @@
-"""Values for the {slots} of stems: names, things and topics that keep equal stems from making equal prompts."""
+"""Values for the {slots} of stems: names, things and topics, so that equal stems make different prompts."""
 
 from __future__ import annotations
 

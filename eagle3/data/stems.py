@@ -10,16 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-SYSTEMS = (
-    "You are a helpful assistant who answers questions about programming and software.",
-    "You are a patient tutor for mathematics and science.",
-    "You are an editor who writes, rewrites and summarises texts.",
-    "You are an expert in history, economics and the arts.",
-    "You are a friendly companion for conversation, travel and cooking.",
-    "You extract information from texts and return it in the format that the user asks for.",
-    "You are a careful analyst who solves puzzles and reasons step by step.",
-)
-
 
 @dataclass(frozen=True)
 class Kind:
@@ -27,7 +17,8 @@ class Kind:
 
     `ending` "message": the target must end the user turn itself. "passage": a running text that may be cut
     at its last sentence. "docstring": everything up to the closing quotes of the docstring. "question": up
-    to the last question mark of the first paragraph, because targets go on with the solution. `steered` kinds are sampled under the template's own system message, others under one of SYSTEMS.
+    to the last question mark of the first paragraph, because targets go on with the solution.
+    `steered` kinds are sampled under the template's own system message, others under several ones.
     """
 
     name: str
@@ -35,6 +26,10 @@ class Kind:
     stems: tuple[str, ...]
     ending: str = "message"
     steered: bool = True
+
+
+def _alternatives(text: str) -> tuple[str, ...]:
+    return tuple(stem.strip() for stem in text.split("|"))
 
 
 KINDS: tuple[Kind, ...] = (
@@ -189,33 +184,19 @@ KINDS: tuple[Kind, ...] = (
     Kind(
         "stem",
         0.6,
-        (
-            "Explain",
-            "Explain how",
-            "In {subject}, what is",
-            "What is the role of",
-            "Describe the process of",
-            "What are the main causes of",
-            "How does",
-            "Why do",
-            "What happens when",
-            "Explain the concept of",
+        _alternatives(
+            "Explain | Explain how | In {subject}, what is | What is the role of | Describe the process "
+            "of | What are the main causes of | How does | Why do | What happens when | Explain the "
+            "concept of"
         ),
     ),
     Kind(
         "humanities",
         0.6,
-        (
-            "Discuss the",
-            "What were the causes of",
-            "Compare",
-            "Explain the significance of",
-            "In {humanity}, what",
-            "How did",
-            "What are the main ideas of",
-            "Describe the relationship between",
-            "Who was",
-            "Provide insights into",
+        _alternatives(
+            "Discuss the | What were the causes of | Compare | Explain the significance of | In "
+            "{humanity}, what | How did | What are the main ideas of | Describe the relationship between "
+            "| Who was | Provide insights into"
         ),
     ),
     Kind(
@@ -238,26 +219,10 @@ KINDS: tuple[Kind, ...] = (
     Kind(
         "question",
         1.4,
-        (
-            "Who",
-            "What",
-            "When did",
-            "Where is",
-            "Which",
-            "who is the",
-            "who played",
-            "when was the",
-            "where does the",
-            "what is the name of",
-            "how many",
-            "who wrote",
-            "what year did",
-            "when is the",
-            "where was",
-            "who sings",
-            "what does",
-            "is it true that",
-            "how long does",
+        _alternatives(
+            "Who | What | When did | Where is | Which | who is the | who played | when was the | where "
+            "does the | what is the name of | how many | who wrote | what year did | when is the | where "
+            "was | who sings | what does | is it true that | how long does"
         ),
     ),
     Kind(
@@ -281,17 +246,9 @@ KINDS: tuple[Kind, ...] = (
     Kind(
         "advice",
         0.7,
-        (
-            "How can I",
-            "What should I",
-            "Can you recommend",
-            "I'm planning",
-            "What are some",
-            "I need help with",
-            "Is it a good idea to",
-            "What's the best way to",
-            "Can you help me",
-            "I want to learn",
+        _alternatives(
+            "How can I | What should I | Can you recommend | I'm planning | What are some | I need help "
+            "with | Is it a good idea to | What's the best way to | Can you help me | I want to learn"
         ),
     ),
     Kind(

@@ -9,6 +9,7 @@ import pytest
 from eagle3.data.follow_ups import FOLLOW_UPS
 from eagle3.data.self_prompts import (
     FOLLOW_UP_SHARE,
+    SYSTEMS,
     Completion,
     PlannedPrompt,
     finish,
@@ -17,7 +18,7 @@ from eagle3.data.self_prompts import (
     plan_prompts,
 )
 from eagle3.data.slots import SLOTS
-from eagle3.data.stems import KINDS, SYSTEMS
+from eagle3.data.stems import KINDS
 from eagle3.data.tasks import TASKS
 from tests.data.tiny_tokenizer import CHATML, chatml_tokenizer
 
