@@ -106,6 +106,8 @@ def _self_generated(
     own = settings.self_generated
     sampling = own.model_dump(exclude={"count", "batch_size"})
     journal = Journal(journal_path, hash_object({"target": target_hash, "sampling": sampling, "seed": seed}))
+    if journal.discarded:
+        print(f"{journal_path}: of another target, sampling or seed; starting over", flush=True)
     try:
         plan = plan_prompts(tokenizer, own.count, seed)
         _sample(plan, generate, journal)

@@ -124,7 +124,9 @@ def test_killed_run_goes_on_and_ends_with_the_same_files(tmp_path: Path) -> None
         assert (killed / "prompts" / name).read_bytes() == (whole / "prompts" / name).read_bytes()
 
 
-def test_completions_of_another_sampling_are_not_reused(tmp_path: Path) -> None:
+def test_completions_of_another_sampling_are_not_reused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     stage(tmp_path, FakeTarget(), count=20)
     again = FakeTarget()
     stage(tmp_path, again, count=20)
@@ -134,6 +136,7 @@ def test_completions_of_another_sampling_are_not_reused(tmp_path: Path) -> None:
     journal.write_text("\n".join([json.dumps({"key": "of another target"}), *lines[1:]]) + "\n")
     stage(tmp_path, again, count=20)
     assert len([i for i in again.asked if not i.endswith("-2")]) == 20
+    assert "of another target, sampling or seed; starting over" in capsys.readouterr().out
 
 
 def test_limit_keeps_a_stable_part(tmp_path: Path) -> None:
