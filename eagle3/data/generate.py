@@ -23,8 +23,8 @@ _WIDTHS = (64, 1024, 8192)
 class Request:
     """A conversation to be answered.
 
-    segments[0] is the prompt up to the first answer; segment i is what stands between the EOS of answer i -
-    1 and answer i (the template's tokens and the next user turn).
+    segments[0] is the prompt up to the first answer; segment i is what stands between the EOS of answer
+    i - 1 and answer i (the template's tokens and the next user turn).
     """
 
     id: str
@@ -38,7 +38,7 @@ class Answered:
     id: str
     token_ids: tuple[int, ...]
     answer_spans: tuple[tuple[int, int], ...]  # half-open, the EOS included
-    finish_reason: str  # "stop", or "length" when the last answer was cut off (later turns are then not asked)
+    finish_reason: str  # "stop", or "length" where the last answer was cut off (later turns are not asked)
     # Where asked for, of every position but the last:
     hidden: Tensor | None  # [len(token_ids) - 1, (n + 1) H] bfloat16: captured layers, then the final state
     target_argmax: tuple[int, ...]  # the most likely next token
@@ -72,21 +72,34 @@ def answer(
     compute each row by itself, so batch size and order do not change an answer.
 
     Args:
-        target: decodes; its cache of batch_size rows of max_length slots is allocated here. requests: read
-        one by one, as rows become free. sampling: how tokens are chosen. batch_size: rows decoded together.
-        max_new_tokens: limit of one answer. max_length: limit of a whole conversation; a request whose
-        prompt leaves no room for an answer is a ValueError. capture: also return hidden states and the
-        target's most likely tokens.
+        target: decodes; its cache of batch_size rows of max_length slots is allocated here.
+        requests: read one by one, as rows become free.
+        sampling: how tokens are chosen.
+        batch_size: rows decoded together.
+        max_new_tokens: limit of one answer.
+        max_length: limit of a whole conversation.
+        capture: also return hidden states and the target's most likely tokens.
+
+    Raises:
+        ValueError: for a request whose prompt leaves no room for an answer.
     """
     with torch.inference_mode():
-        yield from _Batch(target, sampling, batch_size, max_new_tokens, max_length, capture).run(iter(requests))
+        yield from _Batch(target, sampling, batch_size, max_new_tokens, max_length, capture).run(
+            iter(requests)
+        )
 
 
 class _Batch:
     """The rows in flight, always the first ones of the cache."""
 
     def __init__(
-        self, target: Target, sampling: Sampling, size: int, max_new_tokens: int, max_length: int, capture: bool
+        self,
+        target: Target,
+        sampling: Sampling,
+        size: int,
+        max_new_tokens: int,
+        max_length: int,
+        capture: bool,
     ) -> None:
         self._target, self._sampling, self._size = target, sampling, size
         self._max_new_tokens, self._max_length = max_new_tokens, max_length
@@ -111,8 +124,8 @@ class _Batch:
         prompt = request.segments[0]
         if not 0 < len(prompt) < self._max_length:
             raise ValueError(
-                f"prompt {request.id!r} has {len(prompt)} tokens: 1 to {self._max_length - 1} fit into max_length "
-                f"{self._max_length}; raise max_length or shorten the prompt"
+                f"prompt {request.id!r} has {len(prompt)} tokens: 1 to {self._max_length - 1} fit into "
+                f"max_length {self._max_length}; raise max_length or shorten the prompt"
             )
         uniform = random.Random(f"{self._sampling.seed}:{request.id}")
         self._rows.append(_Row(request, uniform, list(prompt), prompt, answer_start=len(prompt)))
@@ -197,8 +210,9 @@ class _Batch:
 def sample_rows(logits: Tensor, sampling: Sampling, uniforms: list[float]) -> list[int]:
     """A token for each row by inverting the cumulative distribution, most likely token first.
 
-    The distribution is that of `decoding.sampling.probabilities`. Rows are decided within their most likely tokens where
-    that is possible; only those whose nucleus or random number reaches further look at more of the vocabulary.
+    The distribution is that of `decoding.sampling.probabilities`. Rows are decided within their most likely
+    tokens where that is possible; only those whose nucleus or random number reaches further look at more of
+    the vocabulary.
 
     Args:
         logits: [B, V].
@@ -245,7 +259,7 @@ def _invert(cumulative: Tensor, numbers: Tensor, top_p: float, exhausted: bool) 
 def complete(
     target: Target, planned: Sequence[PlannedPrompt], sampling: Sampling, batch_size: int, max_new_tokens: int
 ) -> Iterator[Completion]:
-    """What the target writes after the prefixes of self-made prompts, with a progress bar; in order of completion."""
+    """What the target writes after the prefixes of self-made prompts, in order of completion."""
     requests = [Request(prompt.id, (prompt.prefix_ids,)) for prompt in planned]
     longest = max(len(prompt.prefix_ids) for prompt in planned) + max_new_tokens
     answers = answer(target, requests, sampling, batch_size, max_new_tokens, longest, capture=False)

@@ -28,7 +28,7 @@ class Row:
     answer_spans: tuple[tuple[int, int], ...]  # half-open, the EOS included
     finish_reason: str  # "stop" or "length"
     answers: tuple[str, ...]
-    target_argmax: tuple[int, ...]  # the target's most likely token after each position but the last; empty if not kept
+    target_argmax: tuple[int, ...]  # the target's most likely next token, [T - 1]; empty if not kept
 
     @property
     def answer_tokens(self) -> int:
@@ -99,8 +99,8 @@ class HiddenStates:
         paths = sorted(folder.glob("shard-*.safetensors"))
         if not paths:
             raise ValueError(
-                f"{folder}: no hidden states there; set regenerate.capture_hidden_states to true and regenerate, or "
-                "train.hidden_states to online"
+                f"{folder}: no hidden states there; set regenerate.capture_hidden_states to true and "
+                "regenerate, or train.hidden_states to online"
             )
         self._files = [safe_open(path, framework="pt") for path in paths]
         self._where = {row_id: file for file in self._files for row_id in file.keys()}  # noqa: SIM118

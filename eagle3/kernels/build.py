@@ -33,7 +33,8 @@ def load_kernels() -> ctypes.CDLL | None:
     compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("c++")
     if compiler is None:
         log.warning(
-            "no C++ compiler found: decoding uses plain torch, several times slower for draft trees; install g++"
+            "no C++ compiler found: decoding uses plain torch, several times slower for draft trees; "
+            "install g++"
         )
         return None
     path = _library_path(compiler)
@@ -51,7 +52,7 @@ def load_kernels() -> ctypes.CDLL | None:
 
 
 def _library_path(compiler: str) -> Path:
-    """A name for exactly this source, compiler and processor (the code is built for the machine's own instructions)."""
+    """A name for exactly this source, compiler and processor (the code uses the machine's instructions)."""
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
     native = subprocess.run(
         [compiler, "-march=native", "-Q", "--help=target"], capture_output=True, text=True

@@ -1,4 +1,4 @@
-"""The operations that a decoder layer is made of at inference, in two implementations behind one interface."""
+"""The operations of a decoder layer at inference, in two implementations behind one interface."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ class Ops(Protocol):
             cos, sin: rotary tables of the new positions, [B, T, D].
             cache: keys and values go to each row's slots length .. length + T - 1; lengths do not change.
             layer: the layer of the cache.
-            mask: bool [T, T] or [B, T, T]: new token i sees new token j; None is causal. All slots in use are seen.
+            mask: bool [T, T] or [B, T, T]: new token i sees new token j; None is causal. Slots in use are
+                always seen.
             norms: query and key RMS-norm weights [D] and epsilon (Qwen3), or None.
             query_heads: Hq.
 
@@ -210,7 +211,7 @@ def _rotate_half(x: Tensor) -> Tensor:
 
 
 def _visibility(cache: KVCache, count: int, mask: Tensor | None, device: torch.device) -> Tensor | None:
-    """Which slots each new token sees, bool [B, 1, T, S] with S = longest length + T; None where all are seen."""
+    """Slots that each new token sees, bool [B, 1, T, S] with S = longest length + T; None for all."""
     if count == 1 and cache.uniform:
         return None
     if mask is None:

@@ -1,4 +1,4 @@
-"""Drafts on disk: config.json and model.safetensors as SGLang and vLLM read them, and a manifest of where they came from."""
+"""Drafts on disk: config.json and model.safetensors as SGLang and vLLM read them, and a manifest."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def save_draft(folder: Path, module: DraftModule, target: Target, manifest: Mapp
 def config_json(config: DraftConfig, target: Target) -> dict[str, Any]:
     """The config.json of a draft, with both spellings of the rotary settings and of the layer ids.
 
-    The engines count layers differently: SGLang's id k stands for hs[k + 1], vLLM's for hs[k]; each reads its own key and
-    ignores the other's. With EAGLE-3's default layers both are left out.
+    The engines count layers differently: SGLang's id k stands for hs[k + 1], vLLM's for hs[k]; each reads its
+    own key and ignores the other's. With EAGLE-3's default layers both are left out.
     """
     rope = config.rope_parameters
     scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
@@ -80,7 +80,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The config.json of a draft folder; ValueError where there is none."""
     path = folder / CONFIG
     if not path.exists():
-        raise ValueError(f"{folder}: no draft there (config.json is missing); train one: python experiments/train.py")
+        raise ValueError(
+            f"{folder}: no draft there (config.json is missing); train one: python experiments/train.py"
+        )
     values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return values
 
@@ -92,20 +94,20 @@ def load_module(folder: Path, family: str | None = None) -> DraftModule:
         family: "eagle3" or "eagle" where the caller needs that one.
 
     Raises:
-        ValueError: if the folder holds no draft or one of another family, or its tensors are missing, unknown, of another
-            shape, not finite, or its reduced vocabulary has no usable mapping.
+        ValueError: if the folder holds no draft or one of another family, or its tensors are missing,
+            unknown, of another shape, not finite, or its reduced vocabulary has no usable mapping.
     """
     values = read_config(folder)
     found = {name: key for key, name in ARCHITECTURES.items()}.get((values.get("architectures") or [""])[0])
     if found is None:
         raise ValueError(
-            f"{folder}/{CONFIG}: architectures {values.get('architectures')} is no draft this project reads; expected one of "
-            f"{', '.join(ARCHITECTURES.values())}"
+            f"{folder}/{CONFIG}: architectures {values.get('architectures')} is no draft this project reads; "
+            f"expected one of {', '.join(ARCHITECTURES.values())}"
         )
     if family is not None and family != found:
         raise ValueError(
-            f"{folder}: holds an {ARCHITECTURES[found]} draft, but {family!r} was asked for; run as the wrong family it would "
-            f"accept nothing, without an error; set the method's family to {found!r}"
+            f"{folder}: holds an {ARCHITECTURES[found]} draft, but {family!r} was asked for; run as the "
+            f"wrong family it would accept nothing, without an error; set the method's family to {found!r}"
         )
     if not (folder / WEIGHTS).exists():
         raise ValueError(f"{folder}: {WEIGHTS} is missing; the training that writes it has not finished")
@@ -129,7 +131,8 @@ def load_draft(
     """A draft ready to decode with `target`.
 
     Raises:
-        ValueError: as `load_module`, and where the draft was trained for another target or other captured layers.
+        ValueError: as `load_module`, and where the draft was trained for another target or other captured
+            layers.
     """
     module = load_module(folder, family)
     manifest = folder / MANIFEST
@@ -137,27 +140,31 @@ def load_draft(
         layers = json.loads(manifest.read_text(encoding="utf-8")).get("capture_layers")
         if layers is not None and tuple(layers) != target.capture_layers:
             raise ValueError(
-                f"{folder}: trained on the hidden states {layers}, the target gives {list(target.capture_layers)}; set "
-                f"target.capture_layers to {layers}"
+                f"{folder}: trained on the hidden states {layers}, the target gives "
+                f"{list(target.capture_layers)}; set target.capture_layers to {layers}"
             )
     if isinstance(module, Eagle3Module):
         return Eagle3Draft(module, target, weights, compiled)
     return EagleDraft(module, target, weights, compiled)
 
 
-def _draft_config(values: Mapping[str, Any], family: str, tensors: Mapping[str, Tensor], folder: Path) -> DraftConfig:
+def _draft_config(
+    values: Mapping[str, Any], family: str, tensors: Mapping[str, Tensor], folder: Path
+) -> DraftConfig:
     needed = ["hidden_size", "intermediate_size", "num_attention_heads", "vocab_size", "rms_norm_eps"]
     if family == "eagle3":
         needed.append("draft_vocab_size")
     missing = [key for key in needed if values.get(key) is None]
     if missing:
-        raise ValueError(f"{folder}/{CONFIG}: {', '.join(missing)} is missing; the draft cannot be built without it")
+        raise ValueError(
+            f"{folder}/{CONFIG}: {', '.join(missing)} is missing; the draft cannot be built without it"
+        )
     rope = values.get("rope_parameters") or {"rope_type": "default", **(values.get("rope_scaling") or {})}
     theta = rope.get("rope_theta", values.get("rope_theta"))
     if theta is None:
         raise ValueError(
-            f"{folder}/{CONFIG}: rope_theta is missing; with another base than the one it was trained with, a draft loses "
-            "acceptance silently: add the target's rope_theta"
+            f"{folder}/{CONFIG}: rope_theta is missing; with another base than the one it was trained with, "
+            "a draft loses acceptance silently: add the target's rope_theta"
         )
     hidden = int(values["hidden_size"])
     fc = tensors.get("fc.weight")

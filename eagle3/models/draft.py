@@ -1,4 +1,4 @@
-"""What the EAGLE family of drafts has in common: configuration, modules, and the cached forward of inference."""
+"""What the EAGLE family of drafts has in common: configuration, interface and modules."""
 
 from __future__ import annotations
 
@@ -87,9 +87,9 @@ class DraftOutput:
 class Draft(Protocol):
     """A draft prepared for decoding with one target.
 
-    Pairing: `token_ids[t]` is the token that follows the position whose hidden state is `hidden[t]`. Worked: the prompt is
-    x0..x4, the target gives the states h0..h4 and the token x5. The draft reads x1..x5 beside h0..h4 at positions 0..4;
-    its output at index 4 predicts x6.
+    Pairing: `token_ids[t]` is the token that follows the position whose hidden state is `hidden[t]`. Worked:
+    the prompt is x0..x4, the target gives the states h0..h4 and the token x5. The draft reads x1..x5 beside
+    h0..h4 at positions 0..4; its output at index 4 predicts x6.
     """
 
     family: str
@@ -109,7 +109,7 @@ class Draft(Protocol):
         mask: Tensor | None = None,
         logits: str = "all",
     ) -> DraftOutput:
-        """Run T new tokens over the draft's cache; `mask` and `logits` as in Target.forward. All [B, T, ...]."""
+        """Run T new tokens of each row over the draft's cache; `mask` and `logits` as in Target.forward."""
         ...
 
     def new_cache(self, capacity: int, batch: int = 1) -> KVCache:
@@ -172,6 +172,6 @@ def check_fits(config: DraftConfig, target: Target) -> None:
     different = [f"{name} {mine} (target: {theirs})" for name, mine, theirs in pairs if mine != theirs]
     if different:
         raise ValueError(
-            f"this draft does not belong to this target: it has {', '.join(different)}; train a draft for the target, or "
-            "name the target that the draft was trained for"
+            f"this draft does not belong to this target: it has {', '.join(different)}; train a draft for "
+            "the target, or name the target that the draft was trained for"
         )

@@ -1,4 +1,4 @@
-"""The EAGLE draft (arXiv 2401.15077), used by EAGLE and, with a dynamic tree, by EAGLE-2 (arXiv 2406.16858)."""
+"""The EAGLE draft (arXiv 2401.15077); with a dynamic tree it is EAGLE-2's (arXiv 2406.16858)."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class EagleModule(nn.Module):
 class EagleDraft:
     """An EAGLE draft prepared for decoding with one target (see models.draft.Draft).
 
-    Reads the target's top-layer feature (after the final norm, as the LM head does), predicts the next feature, and
-    proposes tokens through the target's own LM head over the whole vocabulary.
+    Reads the target's top-layer feature (after the final norm, as the LM head does), predicts the next
+    feature, and proposes tokens through the target's own LM head over the whole vocabulary.
     """
 
     family = "eagle"

@@ -81,8 +81,8 @@ class Eagle3Draft:
     Args:
         module: the trained weights.
         target: supplies the frozen embedding.
-        weights: the dtype the weights are held in; bfloat16 halves what a draft step reads. Drafts only propose, so this
-            changes speed and acceptance, never the output.
+        weights: the dtype the weights are held in; bfloat16 halves what a draft step reads. Drafts only
+            propose, so this changes speed and acceptance, never the output.
     """
 
     family = "eagle3"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +19,9 @@ class Rotary:
         kind = getattr(rotary_embedding, "rope_type", "default")
         if kind in ("dynamic", "longrope"):
             raise ValueError(
-                f"rope type {kind!r} changes its frequencies with the length of the context, which a KV cache of rotated "
-                "keys cannot follow; use a target with rope type default, linear, llama3 or yarn"
+                f"rope type {kind!r} changes its frequencies with the length of the context, which a KV "
+                "cache of rotated keys cannot follow; use a target with rope type default, linear, llama3 "
+                "or yarn"
             )
         self._module = rotary_embedding
         self._device = device
@@ -39,11 +41,12 @@ class Rotary:
 class InferenceLayer:
     """The weights of one pre-norm decoder layer, fused and packed for inference.
 
-    `attend` and `feed_forward` are the two halves without the residual connection, so that the target (one input) and
-    the drafts (embedding beside hidden state) share them.
+    `attend` and `feed_forward` are the two halves without the residual connection, so that the target (one
+    input) and the drafts (embedding beside hidden state) share them.
     """
 
-    def __init__(self, attention: nn.Module, mlp: nn.Module, ops: Ops, query_heads: int) -> None:
+    def __init__(self, attention: Any, mlp: Any, ops: Ops, query_heads: int) -> None:
+        """attention and mlp: modules with the projections of transformers' layers, under their names."""
         self._ops = ops
         self._query_heads = query_heads
         projections = [getattr(attention, f"{name}_proj") for name in ("q", "k", "v")]
@@ -86,7 +89,7 @@ def linear_of(ops: Ops, module: nn.Module) -> Linear:
 
 def norm_of(ops: Ops, module: nn.Module, eps: float) -> Callable[[Tensor], Tensor]:
     """The inference form of an RMS norm module."""
-    weight = module.weight.detach()
+    weight = module.weight
     assert isinstance(weight, Tensor)
-    weight = weight.to(ops.activation_dtype(weight.dtype)).contiguous()
+    weight = weight.detach().to(ops.activation_dtype(weight.dtype)).contiguous()
     return lambda x: ops.rms_norm(x, weight, eps)

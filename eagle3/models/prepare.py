@@ -40,7 +40,8 @@ def prepare_target(
     config = AutoConfig.from_pretrained(location, **gguf)
     if config.model_type not in FAMILIES:
         raise ValueError(
-            f"target.source {source!r} is a model of type {config.model_type!r}: supported are {', '.join(FAMILIES)}"
+            f"target.source {source!r} is a model of type {config.model_type!r}: supported are "
+            f"{', '.join(FAMILIES)}"
         )
     layers = (
         default_capture_layers(config.num_hidden_layers)

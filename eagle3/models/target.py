@@ -36,8 +36,9 @@ def default_capture_layers(num_layers: int) -> tuple[int, ...]:
     layers = (2, num_layers // 2, num_layers - 3)
     if not layers[0] < layers[1] < layers[2]:
         raise ValueError(
-            f"target.capture_layers: the default hs[2], hs[n//2], hs[n-3] gives {list(layers)} for {num_layers} layers, "
-            f"which are not three different layers in order; name them, for example capture_layers: [1, {max(num_layers // 2, 2)}, {num_layers}]"
+            f"target.capture_layers: the default hs[2], hs[n//2], hs[n-3] gives {list(layers)} for "
+            f"{num_layers} layers, which are not three different layers in order; name them, for example "
+            f"capture_layers: {sorted({1, num_layers // 2, num_layers})}"
         )
     return layers
 
@@ -46,8 +47,8 @@ def check_capture_layers(layers: Sequence[int], num_layers: int) -> tuple[int, .
     """The layers as a tuple; ValueError unless they are different, ascending and within 0 .. num_layers."""
     if not layers or list(layers) != sorted(set(layers)) or layers[0] < 0 or layers[-1] > num_layers:
         raise ValueError(
-            f"target.capture_layers: {list(layers)} must be different, ascending and between 0 (embeddings) and {num_layers} "
-            "(the output of the last layer)"
+            f"target.capture_layers: {list(layers)} must be different, ascending and between 0 (embeddings) "
+            f"and {num_layers} (the output of the last layer)"
         )
     return tuple(layers)
 
@@ -56,8 +57,8 @@ class Target:
     """A causal LM prepared for decoding.
 
     The weights, tokenizer and chat template come from transformers; the forward is this project's own, over a
-    preallocated cache, because verification needs tree attention, captured layers and, on a CPU, kernels whose result
-    for a token does not depend on the tokens computed beside it.
+    preallocated cache, because verification needs tree attention, captured layers and, on a CPU, kernels
+    whose result for a token does not depend on the tokens computed beside it.
     """
 
     def __init__(
@@ -134,13 +135,14 @@ class Target:
         longest = self.config.max_position_embeddings
         if capacity > longest:
             raise ValueError(
-                f"a context of {capacity} tokens is asked of a target with max_position_embeddings {longest}; shorten the prompt "
-                "or max_new_tokens"
+                f"a context of {capacity} tokens is asked of a target with max_position_embeddings "
+                f"{longest}; shorten the prompt or max_new_tokens"
             )
         if self._window is not None and capacity > self._window:
             raise ValueError(
-                f"a context of {capacity} tokens is asked of a target with a sliding window of {self._window}, which is "
-                "supported up to the window's length only"
+                f"a context of {capacity} tokens is asked of a target with a sliding window of "
+                f"{self._window}, which is supported up to the window's length only; shorten the prompt or "
+                "max_new_tokens"
             )
         return KVCache(
             self.num_layers,
@@ -191,7 +193,7 @@ class Target:
 
 
 def _eos_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Every token that ends an answer: of the generation config, the model config and the tokenizer (chat end)."""
+    """Every token that ends an answer: of the generation config, the model config and the tokenizer."""
     found: set[int] = set()
     for value in (model.generation_config.eos_token_id, model.config.eos_token_id, tokenizer.eos_token_id):
         if value is not None:

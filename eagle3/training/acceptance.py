@@ -16,8 +16,9 @@ from eagle3.training.unroll import shift_left
 class SimulatedAcceptance:
     """Acceptance of a greedy chain of drafts.
 
-    conditional[i] is the share of accepted drafts at depth i among those whose earlier drafts were all accepted (n-alpha of
-    the EAGLE papers); `length` is the mean acceptance length they imply, the bonus token included.
+    conditional[i] is the share of accepted drafts at depth i among those whose earlier drafts were all
+    accepted (n-alpha of the EAGLE papers); `length` is the mean acceptance length they imply, the bonus token
+    included.
     """
 
     conditional: tuple[float, ...]
@@ -27,8 +28,9 @@ class SimulatedAcceptance:
 def simulate_acceptance(objective: Objective, batches: Iterable[Batch], depth: int) -> SimulatedAcceptance:
     """Start a chain of `depth` drafts at every answer position of the validation rows.
 
-    A draft is accepted when it is the target's argmax. The rows may be sampled: where a row's own token is not the target's
-    argmax, the context of deeper drafts is no longer the one greedy decoding would have, and the chain is no longer counted.
+    A draft is accepted when it is the target's argmax. The rows may be sampled: where a row's own token is
+    not the target's argmax, the context of deeper drafts is no longer the one greedy decoding would have, and
+    the chain is no longer counted.
     """
     accepted, tried = torch.zeros(depth), torch.zeros(depth)
     for batch in batches:

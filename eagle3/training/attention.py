@@ -1,4 +1,4 @@
-"""Attention of training-time test: real context causally, self-generated steps on the diagonal (arXiv 2503.01840, §3.2)."""
+"""Attention of training-time test (arXiv 2503.01840, §3.2): context causally, own steps on the diagonal."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def test_time_attention(query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
     """Attention of draft step i = len(keys) - 1.
 
-    Worked, three steps, position t = 5: the query of step 2 sees the keys of step 0 (made from the target's states) at
-    positions 0..5, the key of step 1 at index 5 and its own key of step 2 at index 5. Indices 0..4 of steps 1 and 2 belong to
-    drafts that started elsewhere, and are not seen. In decoding those are the committed context and the chain itself.
+    Worked, three steps, position t = 5: the query of step 2 sees the keys of step 0 (made from the target's
+    states) at positions 0..5, the key of step 1 at index 5 and its own key of step 2 at index 5. Indices 0..4
+    of steps 1 and 2 belong to drafts that started elsewhere, and are not seen. In decoding those are the
+    committed context and the chain itself.
 
     Args:
         query: [B, Hq, T, D], rotated by t + i.

@@ -14,14 +14,14 @@ from eagle3.data.rows import Row
 
 @dataclass(frozen=True)
 class Batch:
-    """B rows padded to T tokens. hs entries stand for positions whose next token exists, so none at a row's last token."""
+    """B rows padded to T tokens. A row's last token has no hidden state: nothing follows it."""
 
     token_ids: Tensor  # [B, T] int64
     lengths: Tensor  # [B]
     answer_mask: Tensor  # [B, T] bool: the target produced this token
     captured: Tensor  # [B, T, n H]: zeros at and beyond the last token
     final: Tensor  # [B, T, H]: lm_head of final[t] is the target's distribution of token t + 1
-    target_argmax: Tensor  # [B, T] int64: the target's most likely token after t; -1 at and beyond the last token
+    target_argmax: Tensor  # [B, T] int64: the target's most likely token t + 1; -1 from the last token on
 
     @property
     def tokens(self) -> int:
@@ -30,9 +30,9 @@ class Batch:
 
 
 def plan_batches(lengths: Sequence[int], batch_tokens: int, seed: str) -> list[list[int]]:
-    """Group row indices into batches of at most `batch_tokens` padded tokens, similar lengths together, shuffled.
+    """Group row indices into batches of at most `batch_tokens` padded tokens, similar lengths together.
 
-    Every row is in exactly one batch. The order depends on the seed alone.
+    Every row is in exactly one batch. The order is shuffled and depends on the seed alone.
     """
     rng = random.Random(seed)
     # A little noise on the length varies the company of a row from epoch to epoch at almost no padding.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class _SoftCrossEntropy(torch.autograd.Function):
-    """sum_m weights[m] * CE(goal[m], softmax(logits[m])); keeps one [M, Vd] tensor instead of autograd's three."""
+    """sum_m weights[m] * CE(goal[m], softmax(logits[m])), keeping one [M, Vd] tensor, not three of them."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, goal: Tensor, weights: Tensor) -> Tensor:
@@ -37,7 +37,10 @@ def soft_cross_entropy(logits: Tensor, goal: Tensor, weights: Tensor) -> Tensor:
 
 
 def lk_loss(logits: Tensor, goal: Tensor, weights: Tensor) -> Tensor:
-    """Weighted sum of -log(sum_v min(p_v, q_v)): the log of the acceptance probability (arXiv 2602.23881). Shapes as above."""
+    """Weighted sum of -log(sum_v min(p_v, q_v)), the acceptance probability's log (arXiv 2602.23881).
+
+    Shapes as in `soft_cross_entropy`.
+    """
     overlap = torch.minimum(logits.softmax(-1), goal).sum(-1)
     return -(overlap.clamp_min(1e-6).log() * weights).sum()
 

@@ -48,12 +48,12 @@ class Objective(Protocol):
 def supervision(batch: Batch, step: int, prompt_loss: float, covered: Tensor) -> Tensor:
     """Loss weights of step `step`, [B, T].
 
-    Position t is judged against the target's distribution of token t + 2 + step, which final[t + 1 + step] gives. It counts 1
-    where that token is the target's answer and `prompt_loss` where it is part of a prompt; nothing beyond the row, nor where
-    the target's most likely token is outside the draft vocabulary.
+    Position t is judged against the target's distribution of token t + 2 + step, which final[t + 1 + step]
+    gives. It counts 1 where that token is the target's answer and `prompt_loss` where it is part of a prompt;
+    nothing beyond the row, nor where the target's most likely token is outside the draft vocabulary.
 
-    Worked: a row of 5 tokens, step 0. final exists at 0..3, so t + 1 <= 3: positions 0, 1, 2 are judged, position 2 against
-    final[3], the distribution of token 4.
+    Worked: a row of 5 tokens, step 0. final exists at 0..3, so t + 1 <= 3: positions 0, 1, 2 are judged,
+    position 2 against final[3], the distribution of token 4.
 
     Args:
         covered: [V] bool, the draft vocabulary.
@@ -70,7 +70,12 @@ class Eagle3Objective:
     """Direct token prediction under training-time test."""
 
     def __init__(
-        self, module: Eagle3Module, embedding: Tensor, head: Tensor, settings: Eagle3Settings, prompt_loss: float
+        self,
+        module: Eagle3Module,
+        embedding: Tensor,
+        head: Tensor,
+        settings: Eagle3Settings,
+        prompt_loss: float,
     ) -> None:
         """embedding and head: the target's, [V, H]."""
         self.module, self._settings, self._prompt_loss = module, settings, prompt_loss
@@ -91,7 +96,8 @@ class Eagle3Objective:
             logits = self.module.lm_head(self.module.norm(output[rows, positions]))  # [M, Vd]
             goal = goals[rows, positions + 1 + step]
             decay = self._settings.step_decay**step
-            total = total + decay * self._loss(logits, goal, weights[rows, positions]) / weights.sum().clamp_min(1)
+            weight = weights[rows, positions]
+            total = total + decay * self._loss(logits, goal, weight) / weight.sum().clamp_min(1)
             weight_sum += decay
             accuracy.append(_accuracy(self.module.draft_to_target, logits, batch, rows, positions, step))
             supervised = supervised or len(rows)
@@ -106,10 +112,10 @@ class Eagle3Objective:
 
 
 class EagleObjective:
-    """Feature regression and classification (arXiv 2401.15077): SmoothL1 + weight * CE through the target's head.
+    """Feature regression (SmoothL1) and classification through the target's head (arXiv 2401.15077).
 
-    The classification runs over the draft vocabulary's rows of the head: nearly all of the target's mass at a fraction of
-    the cost. Decoding uses the whole head.
+    The classification runs over the draft vocabulary's rows of the head: nearly all of the target's mass at a
+    fraction of the cost. Decoding uses the whole head.
     """
 
     def __init__(
@@ -139,7 +145,8 @@ class EagleObjective:
         logits = chosen @ self._goal_head.T
         goal = (feature @ self._goal_head.T).softmax(-1)
         classification = LOSSES["soft_ce"](logits, goal, weight)
-        loss = (regression + self._settings.classification_weight * classification) / weight.sum().clamp_min(1)
+        loss = regression + self._settings.classification_weight * classification
+        loss = loss / weight.sum().clamp_min(1)
         accuracy = _accuracy(self._vocabulary, logits, batch, rows, positions, 0)
         return LossTerms(loss, (accuracy,), len(rows))
 
@@ -160,7 +167,7 @@ class EagleObjective:
         keys: list[Tensor] | None = None,
         values: list[Tensor] | None = None,
     ) -> Tensor:
-        """Features of the next position: token t + 1 beside the feature of t, [B, T, H] each, gives the feature of t + 1."""
+        """Token t + 1 beside the feature of t gives the feature of t + 1, [B, T, H]."""
         keys, values = [] if keys is None else keys, [] if values is None else values
         layer, config = self.module.layers[0], self.module.config
         assert isinstance(layer, EagleLayer)

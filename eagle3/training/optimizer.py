@@ -1,4 +1,4 @@
-"""Optimizers: AdamW, or Muon for the matrices inside the draft with AdamW for head and norms; one schedule."""
+"""Optimizers: AdamW, or Muon for inner matrices with AdamW for head and norms; one schedule."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def make_optimizers(
     module: nn.Module, kind: str, lr: float, betas: tuple[float, float], weight_decay: float
 ) -> list[torch.optim.Optimizer]:
     """The optimizers that together train every parameter of the module."""
-    matrices, others = [], []
+    matrices: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
     for name, parameter in module.named_parameters():
         inner = parameter.dim() == 2 and not name.startswith("lm_head")
         (matrices if kind == "muon" and inner else others).append(parameter)

@@ -13,8 +13,10 @@ from eagle3.models.target import Target
 
 @torch.no_grad()
 def start_eagle3(module: Eagle3Module, target: Target, seed: int) -> None:
-    """Start an EAGLE-3 draft: head rows and final norm of the target, the fused state from its deepest captured layer, the
-    decoder layer from the target's last, with the embedding's half of the projections small and random.
+    """Start an EAGLE-3 draft from the target.
+
+    Head rows and final norm are the target's, the fused state is its deepest captured layer, and MLP and
+    norms are those of its last layer; the attention is random.
     """
     _randomise(module, seed)
     width = module.config.hidden_size

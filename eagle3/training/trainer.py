@@ -1,4 +1,4 @@
-"""The training loop: seeded batches, one schedule, validation by simulated acceptance, checkpoints that resume exactly."""
+"""The training loop: seeded batches, one schedule, simulated acceptance, checkpoints that resume exactly."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class TrainingResult:
 class Trainer:
     """Trains the module of one objective.
 
-    Everything that changes while training is in `self._state`, which a checkpoint stores whole: a run that was killed and
-    resumed ends with the weights of one that was not.
+    A checkpoint stores everything that changes while training: a run that was killed and resumed ends with
+    the weights of one that was not.
     """
 
     def __init__(
@@ -65,18 +65,24 @@ class Trainer:
             rows: with both splits.
             states: hidden states of a row, [T - 1, (n + 1) H].
             folder: checkpoints and metrics of the training under way.
-            identity: what the training depends on besides `settings`; a checkpoint of another training is refused.
+            identity: what the training depends on besides `settings`; a checkpoint of another training is
+                refused.
             log: called with every measurement and its step.
         """
         self._objective, self._settings, self._states = objective, settings, states
         self._hidden_size, self._seed, self._folder, self._log = hidden_size, seed, folder, log
         self._key = hash_object({"settings": settings.model_dump(), "seed": seed, **identity})
-        self._train = [row for row in rows if row.split == "train" and len(row.token_ids) <= settings.max_length]
-        validation = [row for row in rows if row.split == "validation" and len(row.token_ids) <= settings.max_length]
+        self._train = [
+            row for row in rows if row.split == "train" and len(row.token_ids) <= settings.max_length
+        ]
+        validation = [
+            row for row in rows if row.split == "validation" and len(row.token_ids) <= settings.max_length
+        ]
         if not self._train or not validation:
             raise ValueError(
-                f"{len(self._train)} training and {len(validation)} validation rows of at most train.max_length "
-                f"{settings.max_length} tokens: both are needed; raise train.max_length or prompts.validation_share"
+                f"{len(self._train)} training and {len(validation)} validation rows of at most "
+                f"train.max_length {settings.max_length} tokens: both are needed; raise train.max_length or "
+                "prompts.validation_share"
             )
         self._validation = _first_tokens(validation, settings.validation_tokens)
         self._plan = self._plan_steps()
@@ -94,7 +100,8 @@ class Trainer:
         """Train to the end and leave the best averaged weights in the objective's module.
 
         Raises:
-            ValueError: at a loss or gradient that is not finite, or when hardly a token is supervised; with the step.
+            ValueError: at a loss or gradient that is not finite, or when hardly a token is supervised; with
+                the step.
         """
         self._resume()
         settings, steps = self._settings, len(self._plan)
@@ -112,9 +119,7 @@ class Trainer:
                 if self._step % settings.checkpoint_every == 0 or self._step == steps:
                     self._save()
         self._objective.module.load_state_dict(self._best)
-        return TrainingResult(
-            steps, self._tokens, self._best_step, self._best_length, self._best_conditional
-        )
+        return TrainingResult(steps, self._tokens, self._best_step, self._best_length, self._best_conditional)
 
     def _plan_steps(self) -> list[list[int]]:
         """The rows of every step, epoch after epoch, up to the token budget."""
@@ -141,15 +146,15 @@ class Trainer:
         terms = self._objective.loss(batch, self._step / len(self._plan), generator)
         if terms.supervised < _MIN_SUPERVISED_SHARE * batch.tokens:
             raise ValueError(
-                f"step {self._step}: {terms.supervised} of {batch.tokens} tokens are supervised; check that the draft "
-                "vocabulary belongs to the data and that the rows hold answers"
+                f"step {self._step}: {terms.supervised} of {batch.tokens} tokens are supervised; check that "
+                "the draft vocabulary belongs to the data and that the rows hold answers"
             )
         terms.loss.backward()
         norm = nn.utils.clip_grad_norm_(module.parameters(), settings.clip)
         if not bool(torch.isfinite(terms.loss)) or not bool(torch.isfinite(norm)):
             raise ValueError(
-                f"step {self._step}: loss {float(terms.loss)}, gradient norm {float(norm)}; the last checkpoint is intact: "
-                "lower train.lr or train in bfloat16 or float32, and run again"
+                f"step {self._step}: loss {float(terms.loss)}, gradient norm {float(norm)}; the last "
+                "checkpoint is intact: lower train.lr or train in bfloat16 or float32, and run again"
             )
         lr = learning_rate(self._step, len(self._plan), settings.lr, settings.warmup_share)
         set_learning_rate(self._optimizers, lr)
@@ -177,7 +182,9 @@ class Trainer:
         current = copy.deepcopy(module.state_dict())
         module.load_state_dict(self._average.state_dict())
         module.eval()
-        batches = plan_batches([len(row.token_ids) for row in self._validation], self._settings.batch_tokens, "")
+        batches = plan_batches(
+            [len(row.token_ids) for row in self._validation], self._settings.batch_tokens, ""
+        )
         simulated = simulate_acceptance(
             self._objective,
             (self._batch([self._validation[index] for index in batch]) for batch in batches),

@@ -26,10 +26,10 @@ def shift_left(x: Tensor, count: int) -> Tensor:
 class Unroll:
     """The draft at training: one call of `step` a draft step, each reading the output of the one before.
 
-    Alignment, worked on the row x0 x1 x2 x3 x4 with target states h0..h4, position t = 1. Step 0 reads the embedding of x2
-    beside g1 (fused from h1) and predicts x3. Step 1 reads x3 beside its own output of step 0 at t = 1 and predicts x4. So at
-    step i position t reads token t + 1 + i, predicts token t + 2 + i, and has rotary position t + i. Only the hidden state is
-    self-generated: the tokens are the row's own.
+    Alignment, worked on the row x0 x1 x2 x3 x4 with target states h0..h4, position t = 1. Step 0 reads the
+    embedding of x2 beside g1 (fused from h1) and predicts x3. Step 1 reads x3 beside its own output of step 0
+    at t = 1 and predicts x4. So at step i position t reads token t + 1 + i, predicts token t + 2 + i, and has
+    rotary position t + i. Only the hidden state is self-generated: the tokens are the row's own.
     """
 
     module: Eagle3Module
