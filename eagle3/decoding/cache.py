@@ -133,23 +133,6 @@ class KVCache:
             target.copy_(rows.index_select(3, moving))
         self.lengths[row] = start + count
 
-    def keep_rows(self, rows: Sequence[int]) -> None:
-        """Drop every row not in `rows` (increasing), so that finished rows cost nothing any more."""
-        if len(rows) == self.batch:
-            return
-        longest = max(self.lengths[row] for row in rows)
-        for target, row in enumerate(rows):
-            assert target <= row
-            if target != row:
-                kept = self._storage[:, :, row, :, :longest]
-                self._storage[:, :, target, :, :longest].copy_(kept)
-        self.lengths = [self.lengths[row] for row in rows]
-        self.batch = len(rows)
-        self.keys = self._storage[0, :, : self.batch]
-        self.values = self._storage[1, :, : self.batch]
-        self._layer_keys = list(self.keys.unbind(0))
-        self._layer_values = list(self.values.unbind(0))
-
     def rows(self, start: int, stop: int) -> KVCache:
         """Rows start .. stop - 1 as a cache over the same memory, with lengths of its own.
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from eagle3.decoding.cache import KVCache, ReusableCache
 from eagle3.decoding.draft_tree import DraftTree, slot_mask
 from eagle3.decoding.sampling import Sampling
-from eagle3.decoding.tree import StaticTree, TreeShape
+from eagle3.decoding.tree import Shape, check_width
 
 if TYPE_CHECKING:
     from eagle3.models.draft import Draft, DraftOutput
@@ -31,7 +31,7 @@ class EagleDrafter:
     accepted tokens go in again with the target's real states.
     """
 
-    def __init__(self, draft: Draft, shape: TreeShape | StaticTree) -> None:
+    def __init__(self, draft: Draft, shape: Shape) -> None:
         """
         Raises:
             ValueError: if a node needs more children than the draft has tokens.
@@ -40,11 +40,7 @@ class EagleDrafter:
         self.shape = shape
         self.max_nodes = shape.max_nodes
         self._to_target: list[int] = draft.draft_to_target.tolist()
-        if shape.width > len(self._to_target):
-            raise ValueError(
-                f"topk = {shape.width}: the draft vocabulary has only {len(self._to_target)} tokens; "
-                "lower topk"
-            )
+        check_width(shape, len(self._to_target))
         self._caches = ReusableCache(draft.new_cache, context=1 << 62)
         self._cache: KVCache
         self._root: int

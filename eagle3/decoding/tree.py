@@ -8,8 +8,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Protocol
 
 from eagle3.decoding.draft_tree import DraftTree, arrange, best
+
+
+class Shape(Protocol):
+    """How the tree of each round is grown, and the most it can take."""
+
+    @property
+    def max_nodes(self) -> int:
+        """Most nodes the target verifies in one round, root included."""
+
+    @property
+    def max_expanded(self) -> int:
+        """Most nodes the draft runs a forward over in one round, root excluded."""
+
+    @property
+    def width(self) -> int:
+        """Children the draft names for each node it expands; a growth may take fewer."""
+
+    def grow(self, root: int) -> Growth:
+        """Start the tree of one round."""
 
 
 @dataclass(frozen=True)
@@ -50,21 +70,21 @@ class TreeShape:
 
     @property
     def max_nodes(self) -> int:
-        """Nodes the target verifies, root included."""
+        """See `Shape`."""
         return self.num_draft_tokens
 
     @property
     def max_expanded(self) -> int:
-        """Nodes the draft runs a forward over in one round, root excluded."""
+        """See `Shape`."""
         return (self.num_steps - 1) * self.topk
 
     @property
     def width(self) -> int:
-        """The largest number of children that one node gets."""
+        """See `Shape`."""
         return self.topk
 
     def grow(self, root: int) -> DynamicGrowth:
-        """Start the tree of one round."""
+        """See `Shape`."""
         return DynamicGrowth(root, self)
 
 
@@ -86,21 +106,21 @@ class StaticTree:
 
     @property
     def max_nodes(self) -> int:
-        """Nodes the target verifies, root included."""
+        """See `Shape`."""
         return len(self.paths) + 1
 
     @property
     def max_expanded(self) -> int:
-        """Nodes the draft runs a forward over in one round, root excluded."""
+        """See `Shape`."""
         return len({path[:-1] for path in self.paths}) - 1
 
     @property
     def width(self) -> int:
-        """The largest number of children that one node gets."""
+        """See `Shape`."""
         return max(path[-1] for path in self.paths) + 1
 
     def grow(self, root: int) -> StaticGrowth:
-        """Start the tree of one round."""
+        """See `Shape`."""
         return StaticGrowth(root, self)
 
 
@@ -203,3 +223,15 @@ def child_counts(tree: StaticTree) -> dict[tuple[int, ...], int]:
     for path in tree.paths:
         counts[path[:-1]] = counts.get(path[:-1], 0) + 1
     return counts
+
+
+def check_width(shape: Shape, draft_vocabulary: int) -> None:
+    """Refuse a tree that a draft cannot grow.
+
+    Raises:
+        ValueError: if a node needs more children than the draft vocabulary has tokens.
+    """
+    if shape.width > draft_vocabulary:
+        raise ValueError(
+            f"topk = {shape.width}: the draft vocabulary has only {draft_vocabulary} tokens; lower topk"
+        )

@@ -63,16 +63,21 @@ def test_cache_behaves_like_a_list_per_row(data: st.DataObject) -> None:
                 assert content(cache, row, layer) == [token + 0.25 * layer for token in expected[row]]
 
 
-def test_keep_rows_drops_the_others() -> None:
+def test_rows_are_views_and_can_be_copied() -> None:
     cache = new_cache(4, 16)
     append_all(cache, 0, 4)
     cache.truncate([1, 2, 3, 4])
-    cache.keep_rows([1, 3])
-    assert cache.lengths == [2, 4]
-    assert content(cache, 0, 0) == [1000, 1001]
-    assert content(cache, 1, 0) == [3000, 3001, 3002, 3003]
-    append_all(cache, 8, 2)
-    assert content(cache, 1, 0) == [3000, 3001, 3002, 3003, 1008, 1009]
+    cache.copy_row(3, 0)
+    assert cache.lengths == [4, 2, 3, 4]
+    assert content(cache, 0, 1) == [3000.25, 3001.25, 3002.25, 3003.25]
+    view = cache.rows(1, 3)
+    assert view.lengths == [2, 3]
+    append_all(view, 8, 2)
+    assert cache.lengths == [4, 2, 3, 4], "the caller brings the lengths back"
+    cache.lengths[1:3] = view.lengths
+    assert content(cache, 1, 0) == [1000, 1001, 8, 9]
+    assert content(cache, 2, 0) == [2000, 2001, 2002, 1008, 1009]
+    assert content(cache, 3, 0) == [3000, 3001, 3002, 3003]
 
 
 def test_capacity_is_checked_and_named() -> None:

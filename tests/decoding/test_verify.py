@@ -249,7 +249,7 @@ def planted(function: Callable[..., Any], right: str, wrong: str) -> Callable[..
     """The function with one expression of its source replaced."""
     source = textwrap.dedent(inspect.getsource(function))
     assert source.count(right) == 1, f"{right!r} is not in {function.__name__} exactly once"
-    namespace = dict(vars(inspect.getmodule(function)))  # type: ignore[arg-type]
+    namespace = dict(vars(inspect.getmodule(function)))
     exec(compile(source.replace(right, wrong), f"planted:{wrong}", "exec"), namespace)
     mutant = namespace[function.__name__]
     assert isinstance(mutant, FunctionType)
