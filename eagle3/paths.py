@@ -7,8 +7,10 @@ DRAFTS = Path("models/drafts")
 PROMPTS = Path("data/prompts")
 TASKS = Path("data/tasks")
 REGENERATED = Path("data/regenerated")
+HIDDEN_STATES = Path("data/hidden_states")
 VOCABULARY = Path("data/vocabulary")
 REPORTS = Path("reports")
+TRAINING = REPORTS / "training"
 MACHINE = REPORTS / "machine.json"
 METRICS = REPORTS / "metrics.json"
 # Journals and checkpoints of what is under way: they let a killed stage go on, and no stage depends on them.

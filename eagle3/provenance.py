@@ -1,4 +1,4 @@
-"""Who made a file: fingerprints of machine, code and data; atomic writers, so that a file is whole or absent."""
+"""Who made a file: fingerprints of machine, code and data; atomic writers: a file is whole or absent."""
 
 import hashlib
 import importlib.metadata
@@ -81,9 +81,22 @@ def hash_tree(path: Path) -> str:
     if not path.is_dir():
         raise ValueError(f"{path}: there is nothing to hash here; run the stage that makes it first")
     digest = hashlib.sha256()
-    for file in sorted(item for item in path.rglob("*") if item.is_file()):
+    files = (item for item in path.rglob("*") if item.is_file() and item.parent.name != "__pycache__")
+    for file in sorted(files):
         digest.update(f"{file.relative_to(path).as_posix()}\0{sha256_file(file)}\n".encode())
     return digest.hexdigest()
+
+
+def hash_stage_code(stage: str, root: Path = Path()) -> str:
+    """The sha256 of the code that dvc.yaml lists as dependencies of a stage.
+
+    What a killed stage left is gone on with only if this is the same: DVC keeps such files, and shards of an
+    older program would be taken for the new one's.
+    """
+    entry = yaml.safe_load((root / "dvc.yaml").read_text(encoding="utf-8"))["stages"][stage]
+    deps = entry.get("do", entry)["deps"]
+    code = [dep for dep in deps if dep.startswith(("eagle3/", "experiments/"))]
+    return hash_object({dep: hash_tree(root / dep) for dep in code})
 
 
 def hash_object(value: object) -> str:

@@ -1,38 +1,10 @@
 """Collect training prompts, from the target itself and from files, and evaluation tasks kept out of them."""
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from functools import partial
 
 from cli import choose_device, read_settings, stage_parser
 from eagle3 import paths
-from eagle3.config import SelfGenerated
-from eagle3.provenance import hash_tree
-
-if TYPE_CHECKING:
-    from eagle3.data.self_prompts import Completion, Generate, PlannedPrompt
-    from eagle3.models.target import Target
-
-
-def sampler(target: "Target", settings: SelfGenerated, seed: int) -> "Generate":
-    """Samples the target's continuations of planned user turns."""
-    from eagle3.data.generate import Request, answer
-    from eagle3.data.self_prompts import Completion
-    from eagle3.decoding.sampling import Sampling
-
-    sampling = Sampling(settings.temperature, 0, settings.top_p, seed)
-
-    def generate(planned: Sequence["PlannedPrompt"]) -> Iterator["Completion"]:
-        requests = [Request(item.id, (item.prefix_ids,)) for item in planned]
-        longest = max(len(item.prefix_ids) for item in planned) + settings.max_new_tokens
-        for answered in answer(
-            target, requests, sampling, settings.batch_size, settings.max_new_tokens, longest, capture=False
-        ):
-            ((start, end),) = answered.answer_spans
-            stopped = answered.finish_reason == "stop"
-            ids = answered.token_ids[start : end - 1 if stopped else end]  # without the EOS
-            yield Completion(answered.id, target.tokenizer.decode(ids), answered.finish_reason)
-
-    return generate
+from eagle3.provenance import hash_object, hash_stage_code, hash_tree
 
 
 def main() -> None:
@@ -41,18 +13,23 @@ def main() -> None:
 
     import torch
 
+    from eagle3.data.generate import complete
     from eagle3.data.prompts import prepare_prompts
+    from eagle3.decoding.sampling import Sampling
     from eagle3.models.target import Target
 
     own = settings.prompts.self_generated
     target = Target.load(paths.TARGET, getattr(torch, own.dtype), choose_device())
+    sampling = Sampling(own.temperature, 0, own.top_p, settings.seed)
     manifest = prepare_prompts(
         target.tokenizer,
         settings.prompts,
         settings.tasks,
         settings.seed,
-        sampler(target, own, settings.seed),
-        hash_tree(paths.TARGET),
+        partial(
+            complete, target, sampling=sampling, batch_size=own.batch_size, max_new_tokens=own.max_new_tokens
+        ),
+        hash_object({"target": hash_tree(paths.TARGET), "code": hash_stage_code("prompts")}),
         paths.PROMPTS,
         paths.TASKS,
         paths.RUNS / "self_prompts.jsonl",

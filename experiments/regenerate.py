@@ -4,7 +4,7 @@ import json
 
 from cli import choose_device, read_settings, stage_parser
 from eagle3 import paths
-from eagle3.provenance import hash_tree
+from eagle3.provenance import hash_stage_code, hash_tree
 from eagle3.tracking import Tracker
 
 
@@ -34,7 +34,11 @@ def main() -> None:
             settings.seed,
             paths.REGENERATED,
             paths.HIDDEN_STATES,
-            identity={"target": hash_tree(paths.TARGET), "prompts": hash_tree(paths.PROMPTS)},
+            identity={
+                "target": hash_tree(paths.TARGET),
+                "prompts": hash_tree(paths.PROMPTS),
+                "code": hash_stage_code("regenerate"),
+            },
         )
         run.log_metrics({key: value for key, value in manifest.items() if isinstance(value, int | float)})
         run.log_metrics({f"finished.{reason}": count for reason, count in manifest["finish_reason"].items()})

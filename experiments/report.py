@@ -1,0 +1,34 @@
+"""Write the report: tables, figures and how each number was measured, as a web page and as Markdown."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from cli import read_settings, stage_parser
+from eagle3 import paths
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A manifest, which the stage that made the folder wrote into it."""
+    values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return values
+
+
+def main() -> None:
+    arguments = stage_parser(__doc__).parse_args()
+    settings = read_settings(arguments.params)
+
+    from eagle3.report.build import build
+
+    names = dict.fromkeys(method.draft for method in settings.evaluate.methods)
+    build(
+        paths.REPORTS,
+        training={name: paths.TRAINING / f"{name}.jsonl" for name in names},
+        target=read_json(paths.TARGET / "target.json"),
+        drafts={name: read_json(paths.DRAFTS / name / "manifest.json") for name in names},
+    )
+    print(f"{paths.REPORTS / 'index.html'} and {paths.REPORTS / 'README.md'} are written")
+
+
+if __name__ == "__main__":
+    main()
