@@ -88,8 +88,8 @@ class BatchDecoder:
         """
         if len(prompts) != len(samplings) or not prompts:
             raise ValueError(
-                f"{len(prompts)} prompts and {len(samplings)} samplings: give at least one prompt, and as many "
-                "samplings"
+                f"{len(prompts)} prompts and {len(samplings)} samplings: give at least one prompt, and as "
+                "many samplings"
             )
         nodes = 1 if self.drafter is None else self.drafter.max_nodes
         slots = max(check_request(prompt, max_new_tokens, nodes, self._context) for prompt in prompts)

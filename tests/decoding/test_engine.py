@@ -184,11 +184,13 @@ def _first(output, count):  # type: ignore[no-untyped-def]
 
 # --- acceptance counts ---
 
+DEEP: list[Shape] = [TreeShape.chain(4), TreeShape(4, 3, 20), EAGLE_TREE]
+
 
 @pytest.mark.parametrize(
     "shape", [TreeShape.chain(4), TreeShape(4, 3, 20), EAGLE_TREE], ids=["chain", "dynamic", "static"]
 )
-def test_a_draft_that_is_always_right(target: Target, shape: TreeShape | StaticTree) -> None:
+def test_a_draft_that_is_always_right(target: Target, shape: Shape) -> None:
     sequence = [*PROMPT, *VanillaDecoder(target).generate(PROMPT, 60, GREEDY).token_ids]
     drafter = EagleDrafter(ScriptedDraft(target, sequence, right=True), shape)
     generation = SpeculativeDecoder(target, drafter, "right").generate(PROMPT, 41, GREEDY)
@@ -204,7 +206,7 @@ def test_a_draft_that_is_always_right(target: Target, shape: TreeShape | StaticT
 @pytest.mark.parametrize(
     "shape", [TreeShape.chain(4), TreeShape(4, 3, 20), EAGLE_TREE], ids=["chain", "dynamic", "static"]
 )
-def test_a_draft_that_is_always_wrong(target: Target, shape: TreeShape | StaticTree) -> None:
+def test_a_draft_that_is_always_wrong(target: Target, shape: Shape) -> None:
     sequence = [*PROMPT, *VanillaDecoder(target).generate(PROMPT, 60, GREEDY).token_ids]
     drafter = EagleDrafter(ScriptedDraft(target, sequence, right=False), shape)
     generation = SpeculativeDecoder(target, drafter, "wrong").generate(PROMPT, 20, GREEDY)
