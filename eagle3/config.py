@@ -73,7 +73,7 @@ class PromptSettings(Section):
 class TaskSettings(Section):
     """Evaluation tasks; ``files`` adds question.jsonl files by task name."""
 
-    names: Annotated[tuple[Name, ...], Field(min_length=1)]
+    names: tuple[Name, ...]
     files: dict[Name, Text]
     tuning_share: Share
 

@@ -1,17 +1,16 @@
 """What is logged can be found again: histories, parameters of any length, data digests, runs to compare."""
 
 import json
-import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
 
 from eagle3.config import Settings, parse_settings
 from eagle3.parameters import read_profile
 from eagle3.provenance import sha256_file
 from eagle3.tracking import Tracker, tracking_uri
+from tests.mlflow_template import copy_database
 
 PROFILES = Path(__file__).parents[1] / "profiles"
 
@@ -21,22 +20,15 @@ def settings() -> Settings:
     return parse_settings(read_profile("default", PROFILES))
 
 
-@pytest.fixture(scope="session")
-def template(tmp_path_factory: pytest.TempPathFactory, settings: Settings) -> Path:
-    """An empty database, made once for all tests and processes: its migrations take seconds."""
-    folder = tmp_path_factory.getbasetemp().parent / "mlflow-template"
-    folder.mkdir(exist_ok=True)
-    with FileLock(folder / "made.lock"):
-        if not (folder / "made").exists():
-            Tracker.open(settings, folder)
-            (folder / "made").touch()
-    return folder / "mlflow.db"
-
-
 @pytest.fixture
-def root(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def root(
+    tmp_path_factory: pytest.TempPathFactory,
+    settings: Settings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Path:
     """A project with an empty database, as the current folder."""
-    shutil.copy(template, tmp_path / "mlflow.db")
+    copy_database(tmp_path_factory, settings, tmp_path)
     (tmp_path / "params.yaml").write_text("seed: 1\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path
