@@ -75,7 +75,7 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
         + [integer] * 2
         + [pointer] * 2
         + [integer, real, pointer]
-        + [integer] * 5,
+        + [integer] * 6,
     }
     for name, arguments in signatures.items():
         function = getattr(library, name)

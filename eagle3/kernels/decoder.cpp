@@ -35,6 +35,7 @@ inline float sum_lanes(Vector v) {
 }
 
 // exp by range reduction and a degree-5 polynomial (Cephes expf); below -87 it is zero. Relative error about 1e-7.
+// Arguments of at most 88: beyond, the exponent bits overflow.
 inline Vector exponential(Vector x) {
   typedef int32_t Integer __attribute__((vector_size(LANES * sizeof(int32_t))));
   const auto underflow = x < -87.0f;
@@ -122,6 +123,11 @@ inline void rotate(const float* x, const float* cos, const float* sin, float* y,
   }
 }
 
+inline Vector silu(Vector x) {
+  const Vector negated = -x > 88.0f ? Vector{} + 88.0f : -x;  // beyond, the result is zero in any case
+  return x / (1.0f + exponential(negated));
+}
+
 }  // namespace
 
 extern "C" {
@@ -140,29 +146,35 @@ void rms_norm(const float* x, const float* weight, float* y, int64_t rows, int64
   for (int64_t r = 0; r < rows; r++) normalise(x + r * H, weight, y + r * H, H, eps);
 }
 
-// y[rows, I] = silu(gate) * up, with x = [gate | up] of width 2 I; I a multiple of 8.
+// y[rows, I] = silu(gate) * up, with x = [gate | up] of width 2 I.
 void swiglu(const float* x, float* y, int64_t rows, int64_t I) {
 #pragma omp parallel for schedule(static) if (rows > 4)
-  for (int64_t r = 0; r < rows; r++)
-    for (int64_t i = 0; i < I; i += LANES) {
-      const Vector gate = load(x + r * 2 * I + i), up = load(x + r * 2 * I + I + i);
-      const Vector out = gate / (1.0f + exponential(-gate)) * up;
-      std::memcpy(y + r * I + i, &out, sizeof(Vector));
+  for (int64_t r = 0; r < rows; r++) {
+    const float *gate = x + r * 2 * I, *up = gate + I;
+    float* out = y + r * I;
+    int64_t i = 0;
+    for (; i + LANES <= I; i += LANES) {
+      const Vector activated = silu(load(gate + i)) * load(up + i);
+      std::memcpy(out + i, &activated, sizeof(Vector));
     }
+    for (; i < I; i++) out[i] = silu(Vector{} + gate[i])[0] * up[i];
+  }
 }
 
 // Attention of T new tokens in each of B rows over the cached keys and themselves.
 //
 // qkv [B, T, (Hq + 2 Hkv) D]; cos, sin [B, T, D]; keys, values: this layer's cache [B, Hkv, C, D], with row_stride and
 // head_stride in floats; lengths [B]: slots in use before the call; the T new ones are written behind them, rotated.
-// mask: bytes [T, T] (mask_stride 0) or [B, T, T] (mask_stride T * T), nonzero where new token i sees new token j; null:
-// causal. A new token sees every slot in use and the new ones its mask names, always in ascending slot order, so the
+// mask: bytes [T, S] (mask_stride 0) or [B, T, S] (mask_stride T * S) over the last S >= T slots, the new ones included,
+// nonzero where new token i sees slot j; null: causal, S = T. A new token sees every slot before those, and of those the
+// ones its mask names, always in ascending slot order, so the
 // sums are those of the same context decoded token by token. q_norm, k_norm [D] may be null. out [B, T, Hq D].
 void attention(const float* qkv, const float* cos, const float* sin, const float* q_norm, const float* k_norm, float eps,
                float* keys, float* values, int64_t row_stride, int64_t head_stride, const int64_t* lengths,
                const uint8_t* mask, int64_t mask_stride, float scale, float* out, int64_t B, int64_t T, int64_t Hq,
-               int64_t Hkv, int64_t D) {
+               int64_t Hkv, int64_t D, int64_t S) {
   const int64_t width = (Hq + 2 * Hkv) * D, group = Hq / Hkv;
+  const int64_t full = D / LANES * LANES;  // the part of a head that fills vectors
   int64_t work = 0;
   for (int64_t b = 0; b < B; b++) work += T * (lengths[b] + T);
 #pragma omp parallel if (work > 64)
@@ -184,10 +196,10 @@ void attention(const float* qkv, const float* cos, const float* sin, const float
 #pragma omp for schedule(dynamic, 4)
     for (int64_t work_item = 0; work_item < B * T * Hkv; work_item++) {
       const int64_t h = work_item % Hkv, t = work_item / Hkv % T, b = work_item / Hkv / T;
-      const int64_t length = lengths[b];
+      const int64_t length = lengths[b] + T - S;
       visible.clear();
-      for (int64_t j = 0; j < T; j++)
-        if (mask ? mask[b * mask_stride + t * T + j] != 0 : j <= t) visible.push_back(length + j);
+      for (int64_t j = 0; j < S; j++)
+        if (mask ? mask[b * mask_stride + t * S + j] != 0 : j <= t) visible.push_back(length + j);
       const int64_t count = length + visible.size(), padded = (count + LANES - 1) / LANES * LANES;
       const float* key_base = keys + b * row_stride + h * head_stride;
       const float* value_base = values + b * row_stride + h * head_stride;
@@ -202,8 +214,10 @@ void attention(const float* qkv, const float* cos, const float* sin, const float
         for (int64_t j = 0; j < count; j++) {
           const float* key = key_base + (j < length ? j : visible[j - length]) * D;
           Vector dot = {};
-          for (int64_t d = 0; d < D; d += LANES) dot += load(query + d) * load(key + d);
-          scores[j] = sum_lanes(dot) * scale;
+          for (int64_t d = 0; d < full; d += LANES) dot += load(query + d) * load(key + d);
+          float total = sum_lanes(dot);
+          for (int64_t d = full; d < D; d++) total += query[d] * key[d];
+          scores[j] = total * scale;
           highest = std::max(highest, scores[j]);
         }
         for (int64_t j = count; j < padded; j++) scores[j] = -std::numeric_limits<float>::infinity();
@@ -215,9 +229,15 @@ void attention(const float* qkv, const float* cos, const float* sin, const float
         }
         const float inverse = 1.0f / sum_lanes(totals);
         float* result = out + token * Hq * D + head * D;
-        for (int64_t d = 0; d < D; d += 4 * LANES) {
+        for (int64_t d = full; d < D; d++) {
+          float sum = 0.0f;
+          for (int64_t j = 0; j < count; j++)
+            sum += value_base[(j < length ? j : visible[j - length]) * D + d] * scores[j];
+          result[d] = sum * inverse;
+        }
+        for (int64_t d = 0; d < full; d += 4 * LANES) {
           Vector sums[4] = {};
-          const int64_t lanes = std::min<int64_t>(4, (D - d) / LANES);
+          const int64_t lanes = std::min<int64_t>(4, (full - d) / LANES);
           for (int64_t j = 0; j < count; j++) {
             const float* value = value_base + (j < length ? j : visible[j - length]) * D + d;
             for (int64_t l = 0; l < lanes; l++) sums[l] += load(value + l * LANES) * scores[j];

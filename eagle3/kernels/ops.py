@@ -49,8 +49,8 @@ class Ops(Protocol):
             cos, sin: rotary tables of the new positions, [B, T, D].
             cache: keys and values go to each row's slots length .. length + T - 1; lengths do not change.
             layer: the layer of the cache.
-            mask: bool [T, T] or [B, T, T]: new token i sees new token j; None is causal. Slots in use are
-                always seen.
+            mask: bool [T, S] or [B, T, S] over the last S >= T slots, the new ones included: new token i
+                sees slot j. All slots before those are seen. None is causal over the new ones.
             norms: query and key RMS-norm weights [D] and epsilon (Qwen3), or None.
             query_heads: Hq.
 
@@ -186,7 +186,7 @@ class CompiledOps:
             keys.stride(1),
             lengths.data_ptr(),
             None if bytes_mask is None else bytes_mask.data_ptr(),
-            count * count if mask is not None and mask.dim() == 3 else 0,
+            mask[0].numel() if mask is not None and mask.dim() == 3 else 0,
             head_dim**-0.5,
             out.data_ptr(),
             batch,
@@ -194,6 +194,7 @@ class CompiledOps:
             query_heads,
             kv_heads,
             head_dim,
+            count if mask is None else mask.shape[-1],
         )
         return out
 
@@ -212,17 +213,18 @@ def _rotate_half(x: Tensor) -> Tensor:
 
 def _visibility(cache: KVCache, count: int, mask: Tensor | None, device: torch.device) -> Tensor | None:
     """Slots that each new token sees, bool [B, 1, T, S] with S = longest length + T; None for all."""
-    if count == 1 and cache.uniform:
+    if mask is None and count == 1 and cache.uniform:
         return None
     if mask is None:
         mask = torch.ones(count, count, dtype=torch.bool, device=device).tril()
-    mask = mask.expand(cache.batch, count, count)
+    masked = mask.shape[-1]
+    mask = mask.expand(cache.batch, count, masked)
     longest = cache.max_length
     if cache.uniform:
-        past = torch.ones(cache.batch, count, longest, dtype=torch.bool, device=device)
+        past = torch.ones(cache.batch, count, longest + count - masked, dtype=torch.bool, device=device)
         return torch.cat((past, mask), dim=2)[:, None]
     visible = torch.zeros(cache.batch, count, longest + count, dtype=torch.bool, device=device)
     for row, length in enumerate(cache.lengths):
-        visible[row, :, :length] = True
-        visible[row, :, length : length + count] = mask[row]
+        visible[row, :, : length + count - masked] = True
+        visible[row, :, length + count - masked : length + count] = mask[row]
     return visible[:, None]
