@@ -1,0 +1,76 @@
+"""Compiling: once a machine, without a compiler a warning and plain torch, with a broken one its message."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from eagle3.kernels import build
+from eagle3.kernels.ops import select_ops
+
+
+@pytest.fixture(autouse=True)
+def _fresh_kernels() -> Iterator[None]:
+    """Forget what was loaded, before and after."""
+    build.load_kernels.cache_clear()
+    yield
+    build.load_kernels.cache_clear()
+
+
+def test_without_a_compiler_torch_takes_over_with_one_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with caplog.at_level(logging.WARNING):
+        assert select_ops("cpu").name == "torch"
+        assert select_ops("cpu").name == "torch"
+    (record,) = [record for record in caplog.records if record.name == build.__name__]
+    assert "no C++ compiler" in record.message
+    assert "install g++" in record.message
+
+
+def test_a_compiler_that_fails_is_an_error_with_its_message(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Falling back silently would make every measurement several times slower for no visible reason."""
+    compiler = tmp_path / "broken-compiler"
+    compiler.write_text(
+        '#!/bin/sh\n[ "$1" = --version ] && exit 0\necho "no such header: vector" >&2\nexit 1\n'
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setattr(build, "cache_root", lambda: tmp_path)
+    with pytest.raises(RuntimeError, match="no such header: vector"):
+        build.load_kernels()
+    assert not list((tmp_path / "kernels").iterdir())
+
+
+def test_compiled_once_and_again_only_for_another_source(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    source = tmp_path / "decoder.cpp"  # the same functions without their bodies: compiles at once
+    names = ("linear_float32", "linear_bfloat16", "rms_norm", "swiglu", "attention")
+    source.write_text('extern "C" {' + " ".join(f"void {name}() {{}}" for name in names) + "}\n")
+    monkeypatch.setattr(build, "cache_root", lambda: tmp_path)
+    monkeypatch.setattr(build, "SOURCE", source)
+    assert build.load_kernels() is not None
+    (first,) = (tmp_path / "kernels").iterdir()
+    made = first.stat().st_mtime_ns
+
+    build.load_kernels.cache_clear()
+    assert build.load_kernels() is not None
+    assert first.stat().st_mtime_ns == made
+
+    source.write_text(source.read_text() + "// changed\n")
+    build.load_kernels.cache_clear()
+    assert build.load_kernels() is not None
+    assert len(list((tmp_path / "kernels").iterdir())) == 2
+
+
+def test_torch_is_chosen_where_asked_for() -> None:
+    assert select_ops("cpu", compiled=False).name == "torch"
+    assert select_ops("cpu").name == "compiled"
