@@ -30,7 +30,7 @@ def results_table(
     trees: Mapping[str, Mapping[str, int] | None],
     seed: int,
 ) -> list[dict[str, Any]]:
-    """One result a method x task (and task "all") x temperature, methods in order of appearance.
+    """One result a method x task (and task "all") x temperature, methods and tasks in order of appearance.
 
     Times are in milliseconds where the name says so, and null means that there was nothing to measure.
     `speedup` and its interval are of decoding,
@@ -43,7 +43,7 @@ def results_table(
         for task in (answer.key.task, ALL_TASKS):
             groups[answer.key.method, task, answer.key.temperature].append(answer)
     methods = list(dict.fromkeys(answer.key.method for answer in answers))
-    tasks = [ALL_TASKS, *sorted({answer.key.task for answer in answers})]
+    tasks = [ALL_TASKS, *dict.fromkeys(answer.key.task for answer in answers)]
     temperatures = sorted({answer.key.temperature for answer in answers})
     return [
         {

@@ -56,7 +56,7 @@ def judge(results: Sequence[Mapping[str, Any]], circumstances: Circumstances) ->
         _check_losslessness(overall),
         *_check_tau(overall),
         *_check_slower(overall),
-        _check_noise(overall),
+        *_check_noise(overall, circumstances),
         _check_load(circumstances),
         *_check_amount(overall, circumstances),
         *_check_exclusions(circumstances),
@@ -153,7 +153,7 @@ def _check_tau(overall: Sequence[Mapping[str, Any]]) -> list[Check]:
 
 def _check_slower(overall: Sequence[Mapping[str, Any]]) -> list[Check]:
     slower = [
-        f"{row['method']} ({row['speedup']:.2f}x at temperature {row['temperature']:g})"
+        f"{row['method']} ({row['speedup']:.2f}× at temperature {row['temperature']:g})"
         for row in overall
         if row["slower_than_vanilla"]
     ]
@@ -168,14 +168,15 @@ def _spread(overall: Sequence[Mapping[str, Any]]) -> float:
     return sum(spreads) / len(spreads)
 
 
-def _check_noise(overall: Sequence[Mapping[str, Any]]) -> Check:
+def _check_noise(overall: Sequence[Mapping[str, Any]], circumstances: Circumstances) -> list[Check]:
+    if circumstances.repeats == 1:
+        return []
     spread = _spread(overall)
     sentence = f"Repeats of one vanilla generation spread over {spread:.1%} of their median"
     if spread > NOISY_SPREAD:
-        return Check(
-            "noise", Level.WARNING, f"{sentence}: this machine is noisy; more repeats or prompts help."
-        )
-    return Check("noise", Level.OK, f"{sentence}.")
+        advice = "this machine is noisy; more repeats or prompts help"
+        return [Check("noise", Level.WARNING, f"{sentence}: {advice}.")]
+    return [Check("noise", Level.OK, f"{sentence}.")]
 
 
 def _check_load(circumstances: Circumstances) -> Check:
@@ -199,8 +200,8 @@ def _check_amount(overall: Sequence[Mapping[str, Any]], circumstances: Circumsta
         checks.append(Check("prompts", Level.WARNING, sentence))
     if circumstances.repeats < RECOMMENDED_REPEATS:
         sentence = (
-            f"Each generation was measured {circumstances.repeats} time(s): a median needs "
-            f"{RECOMMENDED_REPEATS} or more."
+            f"Repeats of each generation: {circumstances.repeats}. A median keeps a disturbed one out from "
+            f"{RECOMMENDED_REPEATS} on."
         )
         checks.append(Check("repeats", Level.WARNING, sentence))
     return checks

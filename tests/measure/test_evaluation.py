@@ -335,7 +335,7 @@ def test_slow_and_useless_drafts_are_said_plainly(tmp_path: Path) -> None:
     assert row["tau"] == 1.0
     assert row["slower_than_vanilla"]
     assert "below 1.2" in check_of(report, "tau")["sentence"]
-    assert "eagle3 (0.67x" in check_of(report, "slower")["sentence"]
+    assert "eagle3 (0.67×" in check_of(report, "slower")["sentence"]
 
 
 @pytest.mark.parametrize(

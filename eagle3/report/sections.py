@@ -1,0 +1,272 @@
+"""The report's sections in reading order; a result that does not exist gets no section."""
+
+from collections.abc import Callable, Iterator
+
+from matplotlib.figure import Figure as Canvas
+
+from eagle3.report import figures
+from eagle3.report.blocks import Block, Code, Figure, Items, Paragraph, Section, Table, Tone
+from eagle3.report.comparison import grid_table, published_ablation_table, published_table
+from eagle3.report.inputs import Inputs
+from eagle3.report.method import how_measured, machine_table, setting_table, subject_table
+from eagle3.report.scaling import scaling_figure, scaling_table
+from eagle3.report.serving import serving_agreement_table, serving_metrics_table
+from eagle3.report.sweep import (
+    best_trials_table,
+    finished_trials,
+    held_out_table,
+    sweep_figure,
+    sweep_states_table,
+)
+from eagle3.report.tables import (
+    by_task_table,
+    context_table,
+    depth_table,
+    interval_table,
+    lossless_table,
+    overall_table,
+    round_table,
+    speculative,
+)
+from eagle3.report.training import training_curves, training_table
+
+Draw = Callable[[str, str, str, Canvas], Figure]
+"""(name, caption, description, canvas) -> the figure, its PNG written."""
+
+_LEVEL_TONES = {"ok": Tone.GOOD, "warning": Tone.WARNING, "failure": Tone.BAD}
+
+
+def build_sections(inputs: Inputs, draw: Draw) -> list[Section]:
+    """All sections that have something to show."""
+    parts = (
+        _speedup,
+        _tasks,
+        _acceptance,
+        _time,
+        _losslessness,
+        _training,
+        _ablation,
+        _scaling,
+        _sweep,
+        _serving,
+        _method,
+        _reproduce,
+    )
+    return [section for part in parts if (section := part(inputs, draw)).blocks]
+
+
+def verdict_blocks(inputs: Inputs) -> tuple[Block, ...]:
+    """The verdict's summary and its sentences, the worst first."""
+    verdict = inputs.evaluation["verdict"]
+    order = ["failure", "warning", "ok"]
+    checks = sorted(verdict["checks"], key=lambda check: order.index(check["level"]))
+    levels = {check["level"] for check in checks}
+    tone = Tone.BAD if "failure" in levels else Tone.WARNING if "warning" in levels else Tone.GOOD
+    sentences = tuple(Paragraph(check["sentence"], _LEVEL_TONES[check["level"]]) for check in checks)
+    return Paragraph(verdict["summary"], tone), Items(sentences)
+
+
+def _speedup(inputs: Inputs, draw: Draw) -> Section:
+    description = "; ".join(
+        f"{row['method']} {row['speedup']:.2f} times vanilla at temperature {row['temperature']:g}"
+        for temperature in inputs.temperatures
+        for row in inputs.overall(temperature)
+        if row["method"] != "vanilla" and row["speedup"] is not None
+    )
+    blocks: list[Block] = [
+        draw(
+            "speedup",
+            "Decode speedup over vanilla, all tasks together, 95 % intervals. Right of the line is faster.",
+            description,
+            figures.forest(inputs),
+        )
+    ]
+    blocks += [overall_table(inputs, temperature) for temperature in inputs.temperatures]
+    slower = [
+        f"{row['method']} ({row['speedup']:.2f}× at T = {row['temperature']:g})"
+        for temperature in inputs.temperatures
+        for row in inputs.overall(temperature)
+        if row["slower_than_vanilla"]
+    ]
+    if slower:
+        blocks.append(Paragraph(f"Slower than vanilla here: {', '.join(slower)}.", Tone.BAD))
+    return Section("speedup", "Speedup", tuple(blocks))
+
+
+def _tasks(inputs: Inputs, draw: Draw) -> Section:
+    blocks: list[Block] = []
+    for temperature in inputs.temperatures:
+        blocks.append(by_task_table(inputs, temperature))
+        if temperature in (0.0, 1.0):
+            blocks.append(published_table(sampled=temperature == 1.0))
+        blocks.append(interval_table(inputs, temperature))
+        if len(inputs.tasks) > 1:
+            blocks.append(
+                draw(
+                    f"speedup-by-task-t{temperature:g}",
+                    f"Decode speedup by task, T = {temperature:g}, with 95 % intervals.",
+                    "The table above as a figure: one panel a task, one row a method.",
+                    figures.forest_by_task(inputs, temperature),
+                )
+            )
+    return Section("tasks", "By task, beside the paper", tuple(blocks))
+
+
+def _acceptance(inputs: Inputs, draw: Draw) -> Section:
+    blocks: list[Block] = []
+    for temperature in inputs.temperatures:
+        if not speculative(inputs, temperature):
+            continue
+        blocks.append(
+            draw(
+                f"acceptance-t{temperature:g}",
+                f"Acceptance by draft depth and tokens a round, T = {temperature:g}.",
+                "The tables below as a figure.",
+                figures.depth(inputs, temperature),
+            )
+        )
+        blocks += _present(depth_table(inputs, temperature))
+        by_context = context_table(inputs, temperature)
+        if by_context is not None:
+            blocks.append(by_context)
+            blocks.append(
+                draw(
+                    f"context-t{temperature:g}",
+                    f"τ by context length, T = {temperature:g}.",
+                    "The table above as a figure.",
+                    figures.context(inputs, temperature),
+                )
+            )
+    return Section("acceptance", "Acceptance", tuple(blocks))
+
+
+def _time(inputs: Inputs, draw: Draw) -> Section:
+    blocks: list[Block] = []
+    for temperature in inputs.temperatures:
+        table = round_table(inputs, temperature)
+        if table is not None:
+            blocks.append(
+                draw(
+                    f"round-t{temperature:g}",
+                    f"Where the time of a verification round goes, T = {temperature:g}.",
+                    "The table below as a figure, beside one step of vanilla.",
+                    figures.round_time(inputs, temperature),
+                )
+            )
+            blocks.append(table)
+    return Section("time", "Time of a round", tuple(blocks))
+
+
+def _losslessness(inputs: Inputs, draw: Draw) -> Section:
+    blocks: list[Block] = []
+    if 0.0 in inputs.temperatures:
+        tolerance = inputs.evaluation["settings"]["tie_tolerance"]
+        near_tie = (
+            "a first difference counts as a near tie where both tokens, and every later one, lie within "
+            f"{tolerance:g} of the target's best logit; any other is a failure"
+        )
+        rule = near_tie if tolerance else "any difference is a failure"
+        blocks = [
+            Paragraph(f"Every repeat of every greedy output is compared with vanilla's; {rule}."),
+            lossless_table(inputs),
+        ]
+    sampled = [temperature for temperature in inputs.temperatures if temperature > 0]
+    if sampled:
+        blocks.append(
+            Paragraph(
+                "Sampled outputs differ from run to run by design and are not compared here; that each "
+                "method samples from the target's own distribution is shown by the tests of this project."
+            )
+        )
+    return Section("losslessness", "Losslessness", tuple(blocks))
+
+
+def _training(inputs: Inputs, draw: Draw) -> Section:
+    histories = {name: rows for name, rows in inputs.training.items() if rows}
+    if not histories:
+        return Section("training", "Training", ())
+    blocks: list[Block] = [training_table(histories)]
+    for name, rows in histories.items():
+        blocks.append(
+            draw(
+                f"training-{name}",
+                f"Training of the draft {name}. Dashed: the checkpoint that was kept.",
+                f"Curves of {len(rows)} logged steps, one panel a metric.",
+                training_curves(rows),
+            )
+        )
+    return Section("training", "Training", tuple(blocks))
+
+
+def _ablation(inputs: Inputs, draw: Draw) -> Section:
+    if inputs.ablation is None:
+        return Section("ablation", "Ablation", ())
+    table = grid_table(
+        inputs.ablation["results"], "Ablation, measured here: decode speedup and τ", "Variant", "method"
+    )
+    return Section("ablation", "Ablation", (table, published_ablation_table()))
+
+
+def _scaling(inputs: Inputs, draw: Draw) -> Section:
+    if inputs.scaling is None:
+        return Section("scaling", "Scaling", ())
+    results = inputs.scaling["results"]
+    figure = draw(
+        "scaling", "τ and decode speedup against training data.", "The table below.", scaling_figure(results)
+    )
+    return Section("scaling", "More training data", (figure, scaling_table(results)))
+
+
+def _sweep(inputs: Inputs, draw: Draw) -> Section:
+    if inputs.sweep is None:
+        return Section("sweep", "Sweep", ())
+    blocks: list[Block] = []
+    if finished_trials(inputs.sweep):
+        blocks += [
+            draw(
+                "sweep",
+                "The sweep's trials: speedup in order, and speedup against τ with the Pareto front.",
+                "One point a trial.",
+                sweep_figure(inputs.sweep),
+            ),
+            best_trials_table(inputs.sweep),
+        ]
+    blocks.append(sweep_states_table(inputs.sweep))
+    if inputs.sweep.get("held_out"):
+        blocks.append(held_out_table(inputs.sweep))
+    return Section("sweep", "Sweep of tree parameters", tuple(blocks))
+
+
+def _serving(inputs: Inputs, draw: Draw) -> Section:
+    if inputs.serving is None:
+        return Section("serving", "Serving", ())
+    blocks = (serving_agreement_table(inputs.serving), *_present(serving_metrics_table(inputs.serving)))
+    return Section("serving", "Serving engines", blocks)
+
+
+def _method(inputs: Inputs, draw: Draw) -> Section:
+    tables = (subject_table(inputs), machine_table(inputs), setting_table(inputs))
+    return Section("method", "What was measured, and how", (*how_measured(inputs), *tables))
+
+
+def _reproduce(inputs: Inputs, draw: Draw) -> Section:
+    origin = inputs.evaluation["settings"]["origin"]
+    commands = []
+    commit = origin.get("commit")
+    if commit and commit != "unknown":
+        commands.append(f"git checkout {commit}")
+    commands.append(inputs.command)
+    blocks: list[Block] = [Code("\n".join(commands))]
+    if origin.get("dirty"):
+        blocks.append(
+            Paragraph(
+                "The working tree had changes that this commit does not hold: these numbers cannot be "
+                "reproduced from it alone.",
+                Tone.WARNING,
+            )
+        )
+    return Section("reproduce", "Reproduce", tuple(blocks))
+
+
+def _present(*tables: Table | None) -> Iterator[Table]:
+    return (table for table in tables if table is not None)

@@ -1,0 +1,137 @@
+"""Results as the stages write them: an evaluation of fake decoders, histories and optional files."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+from eagle3.decoding.generation import Decoder
+from eagle3.measure.evaluation import evaluate
+from eagle3.measure.settings import EvaluationSettings
+from tests.measure.fakes import FakeDecoder, fake_renderer, fake_rescore, prompts
+
+MACHINE = {
+    "cpu": "Imaginary CPU @ 2.00GHz",
+    "usable_cores": 2,
+    "memory_gib": 8,
+    "instruction_set": ["avx2", "avx512f"],
+    "gpus": [],
+    "libraries": {"torch": "2.13.0"},
+}
+
+
+def write_evaluation(
+    reports: Path, *, temperatures: tuple[float, ...] = (0.0, 1.0), tasks: int = 3, faults: bool = True
+) -> dict[str, Any]:
+    """Evaluate fakes: one twice as fast, one tree, one slower than vanilla, and one that changes tokens."""
+    decoders: list[Decoder] = [
+        FakeDecoder("vanilla", 0.018, prefill_seconds=0.05),
+        FakeDecoder("eagle", 0.012, round_tokens=2, prefill_seconds=0.06),
+        FakeDecoder("eagle3", 0.009, round_tokens=4, prefill_seconds=0.06),
+    ]
+    if faults:
+        decoders += [
+            FakeDecoder("prompt-lookup", 0.021, round_tokens=3, prefill_seconds=0.05),
+            FakeDecoder(
+                "broken", 0.008, round_tokens=3, spoil=lambda tokens: (*tokens[:-1], (tokens[-1] + 3) % 50)
+            ),
+        ]
+    names = ["mt_bench", "humaneval", "gsm8k"][:tasks]
+    items = [
+        item for index, task in enumerate(names) for item in prompts(10, task, turns=2 if index == 0 else 1)
+    ]
+    return evaluate(
+        decoders,
+        items,
+        fake_renderer,
+        fake_rescore,
+        EvaluationSettings(max_new_tokens=40, dtype="bfloat16", temperatures=temperatures, repeats=1),
+        machine=MACHINE,
+        subject={"target": "5f1d", "drafts": {"eagle3": "8a11"}, "threads": 2},
+        origin={"commit": "0123456789abcdef", "dirty": True, "command": "dvc repro evaluate"},
+        trees={"eagle3": {"num_steps": 3, "topk": 1, "num_draft_tokens": 4}},
+        reports=reports,
+        journal=reports / "journal.jsonl",
+        progress=False,
+    )
+
+
+def write_history(path: Path, steps: int = 600) -> Path:
+    """A training's metrics.jsonl, validated every 50 steps."""
+    noise = random.Random(0)
+    with path.open("w") as stream:
+        for step in range(1, steps + 1):
+            progress = step / steps
+            row: dict[str, Any] = {
+                "step": step,
+                "loss": 4.0 * (1 - progress) + 1.2 + noise.gauss(0, 0.1),
+                "accuracy": [0.5 * progress / (depth + 1) + noise.gauss(0, 0.02) for depth in range(3)],
+                "lr": 1e-3 * (1 - progress),
+                "grad_norm": 1 + noise.random(),
+                "tokens_per_second": 1400 + noise.gauss(0, 40),
+            }
+            if step % 50 == 0:
+                row["validation"] = {
+                    "acceptance": [0.6 * progress, 0.5 * progress, 0.4 * progress],
+                    "acceptance_length": 1 + 1.2 * progress - 0.3 * max(0.0, progress - 0.8),
+                }
+            stream.write(json.dumps(row) + "\n")
+    return path
+
+
+def write_optional(reports: Path) -> None:
+    """ablation.json, scaling.json, sweep.json and serving.json."""
+    noise = random.Random(1)
+
+    def row(method: str, task: str, speedup: float, **values: Any) -> dict[str, Any]:
+        bounds = {"speedup_low": speedup - 0.08, "speedup_high": speedup + 0.08}
+        return {"method": method, "task": task, "speedup": speedup, **bounds, "tau": 1.4 * speedup, **values}
+
+    variants = {"full": 1.6, "without fusion": 1.4, "without training-time test": 0.9}
+    ablation = [
+        row(name, task, value) for name, value in variants.items() for task in ("mt_bench", "gsm8k", "all")
+    ]
+    scaling = [
+        row(method, "all", 1 + gain * index, train_tokens=50_000 * 2**index)
+        for method, gain in (("eagle", 0.06), ("eagle3", 0.14))
+        for index in range(5)
+    ]
+    trials = [
+        {
+            "number": number,
+            "state": "complete" if number % 4 else "pruned",
+            "params": {"num_steps": 1 + number % 5, "topk": 1 + number % 3, "num_draft_tokens": 6 + number},
+            **(row("eagle3", "all", 1.1 + 0.5 * noise.random()) if number % 4 else {}),
+        }
+        for number in range(30)
+    ]
+    for trial in trials:
+        if "tau" in trial:
+            trial["tau"] = 1.2 + 1.6 * noise.random()
+    held_out = [
+        {**row("a", "all", 1.55), "name": "trial 17", "tuned": True},
+        {**row("a", "all", 1.49), "name": "5 / 4 / 8", "tuned": False},
+        {**row("a", "all", 0.91), "name": "5 / 8 / 64", "tuned": False},
+    ]
+    engines = {
+        "sglang": {
+            "version": "0.5.23",
+            "prompts": 16,
+            "tokens_equal": 16,
+            "acceptance_equal": 15,
+            "hidden_states_equal": True,
+            "experiments": {
+                "vanilla": {"tokens_per_second": 21.4, "ttft_ms": 80.2, "tau": 1.0},
+                "eagle3": {"tokens_per_second": 33.0, "ttft_ms": 91.0, "tau": 2.2},
+            },
+        },
+        "vllm": {"version": "0.11", "prompts": 16, "tokens_equal": True, "acceptance_equal": True},
+    }
+    contents = {
+        "ablation": {"results": ablation},
+        "scaling": {"results": scaling},
+        "sweep": {"trials": trials, "held_out": held_out},
+        "serving": engines,
+    }
+    for name, content in contents.items():
+        (reports / f"{name}.json").write_text(json.dumps(content))
