@@ -12,7 +12,7 @@ from eagle3.decoding.cache import KVCache
 from eagle3.kernels.ops import CompiledOps, Ops, TorchOps
 
 EPSILON = torch.finfo(torch.float32).eps
-MASKS = ["causal", "tree", "tree a row"]
+MASKS = ["causal", "tree", "tree a row", "last slots", "last slots a row"]
 
 
 @pytest.fixture(scope="module")
@@ -118,12 +118,16 @@ def attention_case(
     return cache, qkv, angles.cos(), angles.sin()
 
 
-def tree_mask(kind: str, batch: int, count: int) -> Tensor | None:
-    """A random set of ancestors for each token, itself always among them."""
+def tree_mask(kind: str, lengths: list[int], count: int) -> Tensor | None:
+    """Random ancestors for each token, itself always among them; "last slots" over some slots in use too."""
     if kind == "causal":
         return None
-    shape = (count, count) if kind == "tree" else (batch, count, count)
-    return (torch.rand(shape) < 0.5).tril() | torch.eye(count, dtype=torch.bool)
+    earlier = min(3, *lengths, 99) if kind.startswith("last") else 0
+    shape = (len(lengths), count, earlier + count) if kind.endswith("a row") else (count, earlier + count)
+    own = torch.eye(count, dtype=torch.bool)
+    mask = torch.rand(shape) < 0.5
+    mask[..., earlier:] = mask[..., earlier:].tril() | own
+    return mask
 
 
 def copy_of(cache: KVCache) -> KVCache:
@@ -174,8 +178,12 @@ def reference_attention(
             for t in range(count):
                 query = rotated(normed(split[b, t, h], norms[0] if norms else None), b, t)
                 rows = mask if mask is None or mask.dim() == 2 else mask[b]
-                new = [j for j in range(count) if (j <= t if rows is None else bool(rows[t, j]))]
-                seen = [*range(past), *(past + j for j in new)]
+                total = past + count
+                if rows is None:
+                    seen = list(range(past + t + 1))
+                else:
+                    first = total - rows.shape[1]  # the slot of the mask's first column
+                    seen = [j for j in range(total) if j < first or bool(rows[t, j - first])]
                 scores = torch.stack([query @ keys[j] for j in seen]) * head_dim**-0.5
                 out[b, t, h] = scores.softmax(0) @ torch.stack([values[j] for j in seen])
     return out.view(batch, count, heads * head_dim)
@@ -208,7 +216,7 @@ def test_attention_equals_a_float64_loop(
 ) -> None:
     ops: Ops = CompiledOps() if name == "compiled" else TorchOps()
     cache, qkv, cos, sin = attention_case(lengths, count, heads, kv_heads, head_dim)
-    mask = tree_mask(kind, len(lengths), count)
+    mask = tree_mask(kind, lengths, count)
     norms = (torch.rand(head_dim) + 0.5, torch.rand(head_dim) + 0.5, 1e-6) if normed else None
     exact = reference_attention(qkv, cos, sin, copy_of(cache), 1, mask, norms, heads)
     result = ops.attention(qkv, cos, sin, cache, 1, mask, norms, heads)
@@ -221,7 +229,7 @@ def test_attention_of_both_implementations_appends_the_same_keys_and_values(
     compiled: CompiledOps, kind: str
 ) -> None:
     cache, qkv, cos, sin = attention_case([4, 0, 17], 5)
-    other, mask = copy_of(cache), tree_mask(kind, 3, 5)
+    other, mask = copy_of(cache), tree_mask(kind, [4, 0, 17], 5)
     compiled.attention(qkv, cos, sin, cache, 1, mask, None, 4)
     TorchOps().attention(qkv, cos, sin, other, 1, mask, None, 4)
     torch.testing.assert_close(cache.keys, other.keys, rtol=1e-5, atol=1e-6)
@@ -280,8 +288,8 @@ def test_16_tokens_of_attention_are_bitwise_16_single_steps(compiled: CompiledOp
     stepwise = copy_of(cache)
     together = compiled.attention(qkv, cos, sin, cache, 0, None, None, 4)
     for t in range(16):
-        step = (part[:, t : t + 1].contiguous() for part in (qkv, cos, sin))
-        alone = compiled.attention(*step, stepwise, 0, None, None, 4)
+        x, cos_t, sin_t = (part[:, t : t + 1].contiguous() for part in (qkv, cos, sin))
+        alone = compiled.attention(x, cos_t, sin_t, stepwise, 0, None, None, 4)
         stepwise.advance(1)
         assert torch.equal(alone[:, 0], together[:, t])
     assert torch.equal(stepwise.keys, cache.keys)
@@ -299,24 +307,16 @@ def test_a_tree_node_is_bitwise_its_own_path_decoded_alone(compiled: CompiledOps
     together = compiled.attention(qkv, cos, sin, cache, 0, mask, None, 4)
     for node in range(6):
         path = mask[node].nonzero().flatten()
-        alone = compiled.attention(
-            qkv[:, path].contiguous(),
-            cos[:, path].contiguous(),
-            sin[:, path].contiguous(),
-            copy_of(before),
-            0,
-            None,
-            None,
-            4,
-        )
+        x, cos_p, sin_p = (part[:, path].contiguous() for part in (qkv, cos, sin))
+        alone = compiled.attention(x, cos_p, sin_p, copy_of(before), 0, None, None, 4)
         assert torch.equal(alone[0, -1], together[0, node])
 
 
 @pytest.mark.parametrize("kind", MASKS)
 def test_8_rows_of_attention_are_bitwise_8_single_rows(compiled: CompiledOps, kind: str) -> None:
-    lengths = [0, 30, 7, 7, 1, 16, 15, 23]
+    lengths = [3, 30, 7, 7, 2, 16, 15, 23]
     cache, qkv, cos, sin = attention_case(lengths, 4)
-    mask, before = tree_mask(kind, 8, 4), copy_of(cache)
+    mask, before = tree_mask(kind, lengths, 4), copy_of(cache)
     together = compiled.attention(qkv, cos, sin, cache, 1, mask, None, 4)
     for row in range(8):
         one = slice(row, row + 1)
