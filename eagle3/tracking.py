@@ -7,7 +7,7 @@ one child a method, whose metrics have equal names, so that selecting them in th
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,6 +71,25 @@ class TrackedRun:
         ]
         for start in range(0, len(metrics), _METRICS_A_BATCH):
             self.client.log_batch(self.run_id, metrics=metrics[start : start + _METRICS_A_BATCH])
+
+    @contextmanager
+    def metric_buffer(self, every: int = 20) -> Iterator[Callable[[Mapping[str, float], int], None]]:
+        """Yield a function that takes (values, step) and logs ``every`` steps in one call, the last ones too.
+
+        A call a step would cost a database transaction a step, which short training steps would notice.
+        """
+        rows: list[Mapping[str, float]] = []
+
+        def add(values: Mapping[str, float], step: int) -> None:
+            rows.append({"step": step, **values})
+            if len(rows) >= every:
+                self.log_history(rows)
+                rows.clear()
+
+        try:
+            yield add
+        finally:
+            self.log_history(rows)
 
     def log_tags(self, tags: Mapping[str, str]) -> None:
         """Set tags."""

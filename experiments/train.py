@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -66,9 +65,9 @@ def training_data(settings: Settings) -> tuple[Sequence["Row"], Callable[["Row"]
     return states.with_targets(rows), states
 
 
-def write_history(metrics: Path, name: str) -> None:
+def write_history(lines: Sequence[str], name: str) -> None:
     """The training's curve for the report and for `dvc plots`, without what differs from run to run."""
-    rows = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    rows = [json.loads(line) for line in lines]
     kept = [{key: value for key, value in row.items() if key != "tokens_per_second"} for row in rows]
     write_jsonl(paths.TRAINING / f"{name}.jsonl", kept)
     with replacing(paths.TRAINING / f"{name}.csv") as temporary:
@@ -107,21 +106,26 @@ def main() -> None:
     with tracker.run("train", name, method=name) as run:
         run.log_params({"draft": draft.model_dump(mode="json")})
         run.log_dataset("regenerated", paths.REGENERATED, "training")
-        trainer = Trainer(
-            objective,
-            settings.train,
-            rows,
-            states,
-            target.hidden_size,
-            settings.seed,
-            folder,
-            identity,
-            lambda values, step: run.log_metrics(values, step),
-        )
-        result = trainer.run()
+        metrics = folder / METRICS
+        before_a_kill = set(metrics.read_text(encoding="utf-8").splitlines()) if metrics.is_file() else set()
+        with run.metric_buffer() as log:
+            trainer = Trainer(
+                objective,
+                settings.train,
+                rows,
+                states,
+                target.hidden_size,
+                settings.seed,
+                folder,
+                identity,
+                log,
+            )
+            result = trainer.run()
         manifest = {**identity, "train": settings.train.model_dump(mode="json"), "seed": settings.seed}
         save_draft(paths.DRAFTS / name, objective.module, target, {**manifest, "result": describe(result)})
-        write_history(folder / METRICS, name)
+        lines = metrics.read_text(encoding="utf-8").splitlines()
+        run.log_history(json.loads(line) for line in lines if line in before_a_kill)
+        write_history(lines, name)
         run.log_artifact(paths.DRAFTS / name, "checkpoint")
     shutil.rmtree(folder)  # only now: until here a killed run goes on from it
     print(

@@ -51,6 +51,19 @@ def test_history_keeps_every_step(tracker: Tracker) -> None:
     assert set(data.metrics) == {"loss", "accuracy.0", "tau"}
 
 
+def test_buffered_metrics_arrive_even_after_an_error(tracker: Tracker) -> None:
+    with (
+        pytest.raises(RuntimeError),
+        tracker.run("train", "eagle3") as run,
+        run.metric_buffer(every=2) as log,
+    ):
+        for step in range(5):
+            log({"loss": float(step)}, step)
+        raise RuntimeError
+    history = tracker.client.get_metric_history(run.run_id, "loss")
+    assert [point.step for point in history] == [0, 1, 2, 3, 4]
+
+
 def test_settings_are_flattened_and_long_values_cut(tracker: Tracker, settings: Settings) -> None:
     with tracker.run("train", "eagle3") as run:
         run.log_params({"many": {"tokens": list(range(1000))}, "more": {str(key): key for key in range(150)}})
