@@ -49,14 +49,9 @@ class InferenceLayer:
         """attention and mlp: modules with the projections of transformers' layers, under their names."""
         self._ops = ops
         self._query_heads = query_heads
-        projections = [getattr(attention, f"{name}_proj") for name in ("q", "k", "v")]
-        biases = [projection.bias for projection in projections]
-        self._qkv = ops.linear(
-            torch.cat([projection.weight.detach() for projection in projections]),
-            None if biases[0] is None else torch.cat([bias.detach() for bias in biases]),
-        )
+        self._qkv = _side_by_side(ops, attention.q_proj, attention.k_proj, attention.v_proj)
         self._output = linear_of(ops, attention.o_proj)
-        self._gate_up = ops.linear(torch.cat([mlp.gate_proj.weight.detach(), mlp.up_proj.weight.detach()]))
+        self._gate_up = _side_by_side(ops, mlp.gate_proj, mlp.up_proj)
         self._down = linear_of(ops, mlp.down_proj)
         self._norms: tuple[Tensor, Tensor, float] | None = None
         if hasattr(attention, "q_norm"):  # Qwen3
@@ -85,6 +80,14 @@ def linear_of(ops: Ops, module: nn.Module) -> Linear:
     """The inference form of an nn.Linear."""
     assert isinstance(module, nn.Linear)
     return ops.linear(module.weight.detach(), None if module.bias is None else module.bias.detach())
+
+
+def _side_by_side(ops: Ops, *modules: nn.Linear) -> Linear:
+    """Several nn.Linear of one input as one, their outputs side by side."""
+    biases = [module.bias.detach() for module in modules if module.bias is not None]
+    assert len(biases) in (0, len(modules))
+    weight = torch.cat([module.weight.detach() for module in modules])
+    return ops.linear(weight, torch.cat(biases) if biases else None)
 
 
 def norm_of(ops: Ops, module: nn.Module, eps: float) -> Callable[[Tensor], Tensor]:
