@@ -10,8 +10,10 @@ from torch import Tensor
 from eagle3.models.target import Target
 
 # Largest difference of two logits, in logit units, that counts as a tie. Logits of a language model's likely
-# tokens are 10 to 40; neighbouring bfloat16 values differ by 2^-3 in [16, 32), float16's by 2^-6. A single
-# token and a tree of them take different kernels, so each of the two logits may be a few steps off.
+# tokens are 10 to 50; neighbouring bfloat16 values differ by 2^-3 in [16, 32), float16's by 2^-6. A single
+# token and a tree of them take different kernels, so each of the two logits may be a few steps off. Measured
+# with SmolLM2-135M in bfloat16 and torch's kernels, 240 tokens one by one against all at once: the five best
+# logits moved by up to 0.5 (0.1 on average), and the three tokens that changed were up to 0.125 apart.
 # float32 runs must agree exactly: the differences are near 1e-5 and never decided a token in practice.
 TIE_TOLERANCE = {"float32": 0.0, "bfloat16": 0.5, "float16": 0.0625}
 

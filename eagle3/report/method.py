@@ -33,8 +33,8 @@ def how_measured(inputs: Inputs) -> tuple[Block, ...]:
             "prompt; for each prompt the methods take turns in a random order drawn from the seed."
         ),
         "Repeats": (
-            f"passes over all prompts: {repeats}; of each generation the median time counts. Before the first "
-            "pass every method runs untimed on the longest and the shortest prompt."
+            f"passes over all prompts: {repeats}; the median time of each generation counts. Before the "
+            "first, every method runs untimed on the longest and the shortest prompt."
         ),
         "Length": (
             f"answers end at the target's end-of-sequence token or after {settings['max_new_tokens']} new "

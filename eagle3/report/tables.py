@@ -51,14 +51,15 @@ def overall_table(inputs: Inputs, temperature: float) -> Table:
     return Table(
         caption=f"All tasks together, {temperature_text(temperature)}",
         columns=(
-            *("Method", "Tree", "Decode speedup (95 %)", "End-to-end speedup (95 %)"),
+            *("Method", "Tree", "Decode speedup", "End-to-end speedup"),
             *("τ", "Tokens/s", "ms/token", "Prefill, ms", "Lossless"),
         ),
         rows=tuple(body),
         note=(
             f"{first['prompts']} prompts, {first['generations']} generations a method, {first['dtype']}. "
-            "Tree: num_steps / topk / num_draft_tokens. vanilla-aa is vanilla measured a second time: its "
-            "distance from 1 is the error of the method of measuring. " + MARKS_NOTE
+            "Brackets: 95 % intervals. Tree: num_steps / topk / num_draft_tokens. vanilla-aa is vanilla "
+            "measured a second time: its distance from 1 is the error of the method of measuring. "
+            + MARKS_NOTE
         ),
         text_columns=frozenset({"Lossless"}),
     )

@@ -7,7 +7,6 @@ from typing import Any
 
 from matplotlib.figure import Figure as Canvas
 
-from eagle3.parameters import flatten
 from eagle3.report.blocks import Table, cells
 from eagle3.report.formats import number
 from eagle3.report.style import COLOURS, NEUTRAL, WIDTH, subplots
@@ -16,16 +15,14 @@ from eagle3.report.style import COLOURS, NEUTRAL, WIDTH, subplots
 TITLES = {
     "loss": "Loss",
     "accuracy": "Accuracy by draft depth",
-    "acceptance": "Conditional acceptance by draft depth",
-    "validation.loss": "Loss on validation",
-    "validation.accuracy": "Accuracy on validation by draft depth",
-    "validation.acceptance": "Conditional acceptance on validation",
-    "validation.acceptance_length": "Simulated acceptance length on validation",
+    "acceptance": "Conditional acceptance on validation",
+    "acceptance_length": "Simulated acceptance length on validation",
     "lr": "Learning rate",
-    "grad_norm": "Gradient norm",
+    "gradient_norm": "Gradient norm",
+    "tokens": "Tokens seen",
     "tokens_per_second": "Tokens per second",
 }
-_DEPTH = re.compile(r"^(?P<name>.*?)[._](?P<depth>\d+)$")
+_DEPTH = re.compile(r"^(?P<name>.+)/depth_(?P<depth>\d+)$")
 # Points of a line beyond which neighbours are averaged: more are not visible.
 _POINTS = 400
 
@@ -35,13 +32,11 @@ Series = tuple[list[float], list[float]]
 def training_series(history: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Series]]:
     """Metric name -> depth ("" without one) -> (steps, values); only finite numbers.
 
-    Depths come as lists ("accuracy": [...]) or as numbered names ("accuracy_0", "accuracy.0").
+    The metrics of a depth are named "accuracy/depth_0", "accuracy/depth_1", ...
     """
     groups: dict[str, dict[str, Series]] = {}
     for row in history:
         for key, value in _numbers(row):
-            if key == "step":
-                continue
             match = _DEPTH.match(key)
             name, depth = (match["name"], match["depth"]) if match else (key, "")
             steps, values = groups.setdefault(name, {}).setdefault(depth, ([], []))
@@ -52,13 +47,12 @@ def training_series(history: Sequence[Mapping[str, Any]]) -> dict[str, dict[str,
 
 
 def _numbers(row: Mapping[str, Any]) -> list[tuple[str, float]]:
-    found: list[tuple[str, float]] = []
-    for key, value in flatten(row).items():
-        listed = list(enumerate(value)) if isinstance(value, list | tuple) else []
-        for name, item in [(f"{key}.{index}", item) for index, item in listed] or [(key, value)]:
-            if isinstance(item, int | float) and not isinstance(item, bool) and math.isfinite(item):
-                found.append((name, float(item)))
-    return found
+    """What of a row can be drawn."""
+    return [
+        (key, float(value))
+        for key, value in row.items()
+        if key != "step" and isinstance(value, int | float) and math.isfinite(value)
+    ]
 
 
 def training_curves(history: Sequence[Mapping[str, Any]]) -> Canvas:
@@ -79,9 +73,9 @@ def training_curves(history: Sequence[Mapping[str, Any]]) -> Canvas:
             axis.legend(title="depth", ncols=2, fontsize=8, title_fontsize=8)
     for axis in axes[len(groups) :]:
         axis.set_visible(False)
-    if "validation.acceptance_length" in groups:
-        axis = axes[list(groups).index("validation.acceptance_length")]
-        steps, values = next(iter(groups["validation.acceptance_length"].values()))
+    if "acceptance_length" in groups:
+        axis = axes[list(groups).index("acceptance_length")]
+        steps, values = next(iter(groups["acceptance_length"].values()))
         best = max(range(len(values)), key=values.__getitem__)
         axis.axvline(steps[best], color=NEUTRAL, linestyle="--", linewidth=1.2)
     return canvas
@@ -102,7 +96,7 @@ def training_table(training: Mapping[str, Sequence[Mapping[str, Any]]]) -> Table
     body = []
     for name, history in training.items():
         groups = training_series(history)
-        length = groups.get("validation.acceptance_length", {}).get("")
+        length = groups.get("acceptance_length", {}).get("")
         best = max(range(len(length[1])), key=length[1].__getitem__) if length else None
         body.append(
             cells(

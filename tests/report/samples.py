@@ -65,16 +65,17 @@ def write_history(path: Path, steps: int = 600) -> Path:
             row: dict[str, Any] = {
                 "step": step,
                 "loss": 4.0 * (1 - progress) + 1.2 + noise.gauss(0, 0.1),
-                "accuracy": [0.5 * progress / (depth + 1) + noise.gauss(0, 0.02) for depth in range(3)],
+                **{
+                    f"accuracy/depth_{depth}": 0.5 * progress / (depth + 1) + noise.gauss(0, 0.02)
+                    for depth in range(3)
+                },
                 "lr": 1e-3 * (1 - progress),
-                "grad_norm": 1 + noise.random(),
+                "gradient_norm": 1 + noise.random(),
                 "tokens_per_second": 1400 + noise.gauss(0, 40),
             }
             if step % 50 == 0:
-                row["validation"] = {
-                    "acceptance": [0.6 * progress, 0.5 * progress, 0.4 * progress],
-                    "acceptance_length": 1 + 1.2 * progress - 0.3 * max(0.0, progress - 0.8),
-                }
+                row |= {f"acceptance/depth_{depth}": (0.6 - 0.1 * depth) * progress for depth in range(3)}
+                row["acceptance_length"] = 1 + 1.2 * progress - 3 * max(0.0, progress - 0.8)
             stream.write(json.dumps(row) + "\n")
     return path
 

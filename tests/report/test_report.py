@@ -14,7 +14,7 @@ from eagle3.report.formats import interval, speedup_cell, tree_text
 from eagle3.report.markdown import table
 from eagle3.report.scaling import compact
 from eagle3.report.sweep import pareto_front
-from eagle3.report.training import thin, training_series
+from eagle3.report.training import thin, training_series, training_table
 from tests.report.samples import write_evaluation, write_history, write_optional
 
 OPTIONAL = ("Ablation", "More training data", "Sweep of tree parameters", "Serving engines", "Training")
@@ -234,19 +234,22 @@ def test_markdown_table() -> None:
 
 def test_training_metrics_are_grouped_by_depth_and_none_is_dropped() -> None:
     history: list[dict[str, Any]] = [
-        {
-            "step": 1,
-            "loss": 2.0,
-            "accuracy": [0.1, 0.05],
-            "note": "text",
-            "validation": {"acceptance_length": 1.2},
-        },
-        {"step": 2, "loss": float("nan"), "accuracy_0": 0.2, "own_metric": 7},
+        {"step": 1, "loss": 2.0, "accuracy/depth_0": 0.1, "accuracy/depth_1": 0.05, "note": "text"},
+        {"step": 2, "loss": float("nan"), "accuracy/depth_0": 0.2, "acceptance_length": 1.2, "own_metric": 7},
     ]
     series = training_series(history)
-    assert list(series) == ["loss", "accuracy", "validation.acceptance_length", "own_metric"]
+    assert list(series) == ["loss", "accuracy", "acceptance_length", "own_metric"]
     assert series["loss"] == {"": ([1.0], [2.0])}
     assert series["accuracy"] == {"0": ([1.0, 2.0], [0.1, 0.2]), "1": ([1.0], [0.05])}
+
+
+def test_training_table_names_the_best_step_and_not_the_last() -> None:
+    history = [
+        {"step": step, "loss": 3.0 - step, "acceptance_length": length}
+        for step, length in [(1, 1.2), (2, 1.9), (3, 1.7)]
+    ]
+    (row,) = training_table({"eagle3": history}).rows
+    assert [cell.text for cell in row] == ["eagle3", "3", "0.000", "1.900", "2", "–"]
 
 
 def test_long_curves_are_averaged_and_keep_their_mean() -> None:
