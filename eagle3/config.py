@@ -132,6 +132,7 @@ class EagleSettings(Section):
     """An EAGLE draft: feature regression and classification on the top-layer feature."""
 
     family: Literal["eagle"]
+    num_key_value_heads: Count | None  # null: the target's
     feature_noise: Annotated[float, Field(ge=0)]
     classification_weight: Annotated[float, Field(ge=0)]
 
@@ -140,6 +141,7 @@ class Eagle3Settings(Section):
     """An EAGLE-3 draft: fused features and training-time test; two flags make it EAGLE-3.1."""
 
     family: Literal["eagle3"]
+    num_key_value_heads: Count | None  # null: the target's
     loss: Literal["soft_ce", "lk"]
     test_time: Annotated[tuple[TestTimeSteps, ...], Field(min_length=1)]
     step_decay: Annotated[float, Field(gt=0, le=1)]

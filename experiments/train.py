@@ -19,33 +19,60 @@ if TYPE_CHECKING:
     from eagle3.data.rows import Row
     from eagle3.data.vocabulary import DraftVocabulary
     from eagle3.models.target import Target
+    from eagle3.training.batches import Batch
     from eagle3.training.objective import Eagle3Objective, EagleObjective
+
+# Tokens that the linear start of a draft is solved from.
+START_TOKENS = 32768
 
 
 def build_objective(
-    target: "Target", vocabulary: "DraftVocabulary", draft: DraftSettings, train: TrainSettings, seed: int
+    target: "Target",
+    vocabulary: "DraftVocabulary",
+    draft: DraftSettings,
+    train: TrainSettings,
+    batches: Sequence["Batch"],
+    seed: int,
 ) -> "EagleObjective | Eagle3Objective":
-    """The draft at its start, and what it is trained for."""
+    """The draft at its start, solved from some batches, and what it is trained for."""
     from eagle3.models.draft import DraftConfig
     from eagle3.models.eagle import EagleModule
     from eagle3.models.eagle3 import Eagle3Module
     from eagle3.training.objective import Eagle3Objective, EagleObjective
-    from eagle3.training.start import start_eagle, start_eagle3
+    from eagle3.training.start import start_eagle, start_eagle3, state_scale
 
+    embedding, head, kv_heads = target.embed_weight, target.lm_head_weight, draft.num_key_value_heads
     if isinstance(draft, EagleSettings):
-        eagle = EagleModule(DraftConfig.for_target(target, draft.family))
-        start_eagle(eagle, target, seed)
+        eagle = EagleModule(DraftConfig.for_target(target, draft.family, num_key_value_heads=kv_heads))
+        start_eagle(eagle, target, batches, seed)
         tokens = vocabulary.draft_to_target()
-        return EagleObjective(
-            eagle, target.embed_weight, target.lm_head_weight, tokens, draft, train.prompt_loss
-        )
+        return EagleObjective(eagle, embedding, head, tokens, draft, train.prompt_loss)
     config = DraftConfig.for_target(
-        target, draft.family, vocabulary.size, fc_norm=draft.fc_norm, norm_output=draft.norm_output
+        target,
+        draft.family,
+        vocabulary.size,
+        kv_heads,
+        fc_norm=draft.fc_norm,
+        norm_output=draft.norm_output,
     )
     eagle3 = Eagle3Module(config)
     eagle3.set_vocabulary(vocabulary.draft_to_target())
-    start_eagle3(eagle3, target, seed)
-    return Eagle3Objective(eagle3, target.embed_weight, target.lm_head_weight, draft, train.prompt_loss)
+    scale = state_scale(eagle3, batches)
+    start_eagle3(eagle3, target, batches, scale, seed)
+    return Eagle3Objective(eagle3, embedding, head, draft, train.prompt_loss, scale)
+
+
+def start_batches(rows: Sequence["Row"], states: Callable[["Row"], "Tensor"], width: int) -> list["Batch"]:
+    """Training rows of about START_TOKENS tokens, the same for every draft."""
+    from eagle3.training.batches import make_batch, plan_batches
+
+    train = [row for row in rows if row.split == "train"]
+    chosen, tokens = [], 0
+    for batch in plan_batches([len(row.token_ids) for row in train], 4096, "start"):
+        if tokens < START_TOKENS:
+            chosen.append(make_batch([train[index] for index in batch], states, width))
+            tokens += chosen[-1].tokens
+    return chosen
 
 
 def training_data(settings: Settings) -> tuple[Sequence["Row"], Callable[["Row"], "Tensor"]]:
@@ -100,8 +127,9 @@ def main() -> None:
         "code": hash_stage_code("train"),
     }
     folder = paths.RUNS / "train" / name
-    objective = build_objective(target, vocabulary, draft, settings.train, settings.seed)
     rows, states = training_data(settings)
+    batches = start_batches(rows, states, target.hidden_size)
+    objective = build_objective(target, vocabulary, draft, settings.train, batches, settings.seed)
     tracker = Tracker.open(settings)
     with tracker.run("train", name, method=name) as run:
         run.log_params({"draft": draft.model_dump(mode="json")})

@@ -63,12 +63,16 @@ class Eagle3Module(nn.Module):
         """Target token id of each draft token, [Vd]."""
         return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
 
+    def fc_inputs(self, captured: Tensor) -> Tensor:
+        """The captured states as `fc` reads them, [..., n * H]: normalised with `fc_norm` (EAGLE-3.1)."""
+        if not self.config.fc_norm:
+            return captured
+        parts = captured.split(self.config.hidden_size, dim=-1)
+        return torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
+
     def fuse(self, captured: Tensor) -> Tensor:
         """[..., n * H] captured hidden states -> g [..., H]."""
-        if self.config.fc_norm:
-            parts = captured.split(self.config.hidden_size, dim=-1)
-            captured = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
-        return self.fc(captured)
+        return self.fc(self.fc_inputs(captured))
 
     def feed_back(self, hidden: Tensor) -> Tensor:
         """What the next step reads of a layer output: itself, or its norm with `norm_output` (EAGLE-3.1)."""

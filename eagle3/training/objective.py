@@ -44,6 +44,10 @@ class Objective(Protocol):
         """
         ...
 
+    def finish(self) -> None:
+        """Bring the trained module into the form that is stored and decoded with."""
+        ...
+
 
 def supervision(batch: Batch, step: int, prompt_loss: float, covered: Tensor) -> Tensor:
     """Loss weights of step `step`, [B, T].
@@ -76,9 +80,16 @@ class Eagle3Objective:
         head: Tensor,
         settings: Eagle3Settings,
         prompt_loss: float,
+        scale: Tensor,
     ) -> None:
-        """embedding and head: the target's, [V, H]."""
+        """
+        Args:
+            embedding, head: the target's, [V, H].
+            scale: the captured states are divided by it, [n H], and `fc` is trained on the quotient; `finish` folds
+                it into the weights.
+        """
         self.module, self._settings, self._prompt_loss = module, settings, prompt_loss
+        self._scale = scale
         self._embedding, self._rotary = embedding, module.config.rotary()
         self._goal_head = head[module.draft_to_target]  # [Vd, H]
         self._loss = LOSSES[settings.loss]
@@ -89,7 +100,7 @@ class Eagle3Objective:
         total = torch.zeros(())
         weight_sum, supervised, accuracy = 0.0, 0, []
         unroll = Unroll(self.module, self._embedding, self._rotary)
-        for step, output in enumerate(unroll.steps(batch.token_ids, batch.captured, count)):
+        for step, output in enumerate(unroll.steps(batch.token_ids, batch.captured / self._scale, count)):
             weights = supervision(batch, step, self._prompt_loss, self.module.t2d)
             chosen = weights > 0
             rows, positions = chosen.nonzero(as_tuple=True)
@@ -107,8 +118,14 @@ class Eagle3Objective:
     def predictions(self, batch: Batch, depth: int) -> Iterator[Tensor]:
         mapping = self.module.draft_to_target
         unroll = Unroll(self.module, self._embedding, self._rotary)
-        for output in unroll.steps(batch.token_ids, batch.captured, depth):
+        for output in unroll.steps(batch.token_ids, batch.captured / self._scale, depth):
             yield mapping[self.module.lm_head(self.module.norm(output)).argmax(-1)]
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """See `Objective.finish`: fc (h / scale) = (fc / scale) h."""
+        self.module.fc.weight.div_(self._scale)
+        self._scale = torch.ones_like(self._scale)
 
 
 class EagleObjective:
@@ -158,6 +175,9 @@ class EagleObjective:
         for step in range(depth):
             hidden = self._forward(shift_left(batch.token_ids, step), hidden, step, keys, values)
             yield self._vocabulary[(hidden @ self._goal_head.T).argmax(-1)]
+
+    def finish(self) -> None:
+        """See `Objective.finish`: the module is stored as it is."""
 
     def _forward(
         self,

@@ -119,6 +119,7 @@ class Trainer:
                 if self._step % settings.checkpoint_every == 0 or self._step == steps:
                     self._save()
         self._objective.module.load_state_dict(self._best)
+        self._objective.finish()
         return TrainingResult(steps, self._tokens, self._best_step, self._best_length, self._best_conditional)
 
     def _plan_steps(self) -> list[list[int]]:
