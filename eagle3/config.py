@@ -91,7 +91,6 @@ class RegenerateSettings(Section):
     group_size: Count
     capture_hidden_states: bool
     incomplete: Literal["keep", "drop"]
-    endpoints: tuple[Text, ...]
 
 
 class VocabularySettings(Section):
@@ -122,7 +121,6 @@ class TrainSettings(Section):
     prompt_loss: Annotated[float, Field(ge=0)]
     ema: Share
     hidden_states: Literal["online", "captured"]
-    dtype: Dtype
     validate_every: Count
     validation_tokens: Count
     checkpoint_every: Count
