@@ -206,6 +206,6 @@ def test_scripts_run_by_themselves(tmp_path: Path) -> None:
     """From a shell, with no installed copy of the project and no PYTHONPATH."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     script = ROOT / "experiments" / "fingerprint.py"
-    command = [sys.executable, script, "--output", tmp_path / "machine.json"]
+    command = [sys.executable, str(script), "--output", str(tmp_path / "machine.json")]
     subprocess.run(command, cwd=tmp_path, env=environment, check=True)
     assert "cpu" in (tmp_path / "machine.json").read_text()

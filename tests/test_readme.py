@@ -86,8 +86,8 @@ def test_all_commands_run(tmp_path: Path) -> None:
         if profile.stem not in ("default", "smoke") and "target" not in read_yaml(profile):
             profile.write_text(smoke)
     identity = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
-    for command in (["init", "-q"], ["add", "-A"], [*identity, "commit", "-qm", "copy"]):
-        subprocess.run(["git", *command], cwd=workspace, check=True)
+    for step in (["init", "-q"], ["add", "-A"], [*identity, "commit", "-qm", "copy"]):
+        subprocess.run(["git", *step], cwd=workspace, check=True)
     environment = {
         **os.environ,
         "PATH": f"{ROOT / '.venv' / 'bin'}:{os.environ['PATH']}",
