@@ -31,7 +31,10 @@ class LossTerms:
 class Objective(Protocol):
     """Training and validation of one family of drafts."""
 
-    module: nn.Module
+    @property
+    def module(self) -> nn.Module:
+        """What is trained."""
+        ...
 
     def loss(self, batch: Batch, progress: float, generator: torch.Generator) -> LossTerms:
         """Loss at `progress` (0 to 1) of the training; `generator` supplies noise."""
