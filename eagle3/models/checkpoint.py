@@ -15,7 +15,7 @@ from eagle3.data.vocabulary import check_mapping
 from eagle3.models.draft import Draft, DraftConfig
 from eagle3.models.eagle import EagleDraft, EagleModule
 from eagle3.models.eagle3 import Eagle3Draft, Eagle3Module
-from eagle3.models.target import Target, default_capture_layers
+from eagle3.models.target import Target, published_capture_layers
 from eagle3.provenance import replacing, write_json
 
 CONFIG, WEIGHTS, MANIFEST = "config.json", "model.safetensors", "manifest.json"
@@ -26,6 +26,7 @@ DraftModule = Eagle3Module | EagleModule
 def save_draft(folder: Path, module: DraftModule, target: Target, manifest: Mapping[str, Any]) -> None:
     """Write a trained draft. The weights come last, so a folder with weights is complete."""
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / WEIGHTS).unlink(missing_ok=True)
     write_json(folder / CONFIG, config_json(module.config, target))
     write_json(folder / MANIFEST, {**manifest, "capture_layers": list(target.capture_layers)})
     state = {name: tensor.detach().contiguous() for name, tensor in module.state_dict().items()}
@@ -69,7 +70,7 @@ def config_json(config: DraftConfig, target: Target) -> dict[str, Any]:
         for option in ("fc_norm", "norm_output"):
             if getattr(config, option):
                 result[option] = True
-        if target.num_layers < 6 or target.capture_layers != default_capture_layers(target.num_layers):
+        if target.capture_layers != published_capture_layers(target.num_layers):
             layers = list(target.capture_layers)
             result["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [layer - 1 for layer in layers]}
             result["eagle_aux_hidden_state_layer_ids"] = layers

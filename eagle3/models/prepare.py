@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -71,7 +70,8 @@ def prepare_target(
             "hash": hash_tree(work),
         }
         write_json(work / MANIFEST, manifest)
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder.exists():  # aside in one step: a kill while deleting would leave half a target
+            folder.replace(Path(scratch) / "replaced")
         work.replace(folder)
     return manifest
 

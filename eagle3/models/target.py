@@ -27,13 +27,18 @@ class TargetOutput:
     final: Tensor  # [B, T, H]: after the final norm, the input of lm_head
 
 
+def published_capture_layers(num_layers: int) -> tuple[int, int, int]:
+    """hs[2], hs[n // 2], hs[n - 3], as EAGLE-3 captures them (arXiv 2503.01840 and its released code)."""
+    return (2, num_layers // 2, num_layers - 3)
+
+
 def default_capture_layers(num_layers: int) -> tuple[int, ...]:
-    """hs[2], hs[n // 2], hs[n - 3], as EAGLE-3 captures them (arXiv 2503.01840 and its released code).
+    """The published layers.
 
     Raises:
         ValueError: where these collide (shallow targets).
     """
-    layers = (2, num_layers // 2, num_layers - 3)
+    layers = published_capture_layers(num_layers)
     if not layers[0] < layers[1] < layers[2]:
         raise ValueError(
             f"target.capture_layers: the default hs[2], hs[n//2], hs[n-3] gives {list(layers)} for "
