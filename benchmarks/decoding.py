@@ -1,7 +1,7 @@
-"""Vanilla decoding of this project against transformers' generate, and the cost of verifying n tokens, in one run.
+"""Vanilla decoding against transformers' generate, and the cost of verifying n tokens, in one run.
 
-Greedy, float32, the same prompts and token counts; prompts alternate between the two. Prints a table and, last, one JSON
-line. Outputs are compared token by token.
+Greedy, float32, the same prompts and token counts; the two take turns at every prompt. Prints a table and,
+last, one JSON line. Outputs are compared token by token.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from eagle3.models.target import Target
 PROMPTS = (
     "Explain how photosynthesis works in simple terms.",
     "Write a Python function that reverses a string, and explain it.",
-    "A shop sells pens at 3 dollars each. Anna buys 7 pens and pays with 50 dollars. How much does she get back?",
+    "A shop sells pens at 3 dollars each. Anna buys 7 and pays with 50 dollars. How much does she get back?",
     "Tell me a story about a fox and a crow.",
 )
 
@@ -40,9 +40,7 @@ def main() -> None:
     target = Target.load(paths.TARGET)
     ours, theirs, equal = compare(target, arguments.tokens, arguments.repeats)
     print(f"transformers generate {1 / theirs:6.1f} tokens/s (prefill included)")
-    print(
-        f"vanilla               {1 / ours:6.1f} tokens/s (prefill included), {theirs / ours:.2f} times as fast"
-    )
+    print(f"vanilla               {1 / ours:6.1f} tokens/s (likewise), {theirs / ours:.2f} times as fast")
     print(f"outputs equal for {equal} of {len(PROMPTS)} prompts")
     costs = verification_costs(target, arguments.verify, arguments.repeats)
     for count, seconds in costs.items():

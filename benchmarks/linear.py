@@ -1,4 +1,4 @@
-"""Linear layers of the target for few rows: the compiled kernel against torch.nn.functional.linear, in one run.
+"""Linear layers for few rows: the compiled kernel against torch.nn.functional.linear, in one run.
 
 Prints a table (milliseconds for all linear layers of one forward, by rows) and, last, one JSON line.
 """

@@ -88,8 +88,8 @@ class Eagle3Objective:
         """
         Args:
             embedding, head: the target's, [V, H].
-            scale: the captured states are divided by it, [n H], and `fc` is trained on the quotient; `finish` folds
-                it into the weights.
+            scale: the captured states are divided by it, [n H], and `fc` is trained on the quotient;
+                `finish` folds it into the weights.
         """
         self.module, self._settings, self._prompt_loss = module, settings, prompt_loss
         self._scale = scale

@@ -1,8 +1,8 @@
 """Where a draft's weights start: the target's own head and norm, and a linear draft solved by least squares.
 
-A draft trained for minutes is far from converged, so its start decides much of what it reaches. The best linear guess of
-the next state from what the draft reads costs seconds (normal equations over some thousand tokens) and already proposes
-tokens; training then adds what is not linear.
+A draft trained for minutes is far from converged, so its start decides much of what it reaches. The best linear
+guess of the next state from what the draft reads costs seconds (normal equations over some thousand tokens) and
+already proposes tokens; training then adds what is not linear.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _SELF_SCORE = 8.0
 def start_eagle3(
     module: Eagle3Module, target: Target, batches: Sequence[Batch], scale: Tensor, seed: int
 ) -> None:
-    """Head rows and final norm of the target; `fc` and the attention's values solve for the target's next state.
+    """Head and final norm of the target; `fc` and the attention's values solve for the target's next state.
 
     With h the captured states at t and e the embedding of token t + 1 (RMS-normalised), the layer starts as
     x = A h + B e, where A and B minimise |x - u|^2 against u, the target's final state at t + 1 before the norm's
-    weight. A becomes `fc`; B is split into `v_proj` and `o_proj`; queries and keys start equal, so that a position attends
-    to itself; the MLP starts at zero output.
+    weight. A becomes `fc`; B is split into `v_proj` and `o_proj`; queries and keys start equal, so that a
+    position attends to itself; the MLP starts at zero output.
 
     Args:
         scale: what the objective divides the captured states by, [n H].
@@ -83,8 +83,8 @@ def start_eagle(module: EagleModule, target: Target, batches: Sequence[Batch], s
 def state_scale(module: Eagle3Module, batches: Iterable[Batch]) -> Tensor:
     """Root mean square of each captured dimension, [n H]; ones for a module that normalises them itself.
 
-    A few dimensions of a target's residual stream are hundreds of times larger than the rest. One learning rate for
-    weights on both either leaves the small ones untrained or blows the large ones up.
+    A few dimensions of a target's residual stream are hundreds of times larger than the rest. One learning rate
+    for weights on both either leaves the small ones untrained or blows the large ones up.
     """
     if module.config.fc_norm:
         return torch.ones(module.fc.weight.shape[1])
@@ -118,14 +118,15 @@ def _least_squares(parts: Iterable[tuple[Tensor, Tensor, Batch]]) -> Tensor:
         products = (x.T @ x).double(), (x.T @ y).double()
         gram = products[0] if gram is None else gram + products[0]
         cross = products[1] if cross is None else cross + products[1]
-    assert gram is not None and cross is not None
+    assert gram is not None
+    assert cross is not None
     scale = gram.diagonal().clamp_min(1e-12).sqrt()  # states of very different size are equally important
     scaled = gram / scale[:, None] / scale[None] + _RIDGE * torch.eye(len(gram), dtype=torch.float64)
     return (torch.linalg.solve(scaled, cross / scale[:, None]) / scale[:, None]).T.float()
 
 
 def _attend_to_itself(attention: DraftAttention, heads: int, kv_heads: int, head_dim: int) -> None:
-    """Keys equal to queries: a token's score against itself is its squared length, against others about zero."""
+    """Keys equal to queries: a token scores its squared length against itself, about zero against others."""
     keys = attention.k_proj.weight.view(kv_heads, head_dim, -1)
     # Inputs are RMS-normalised, so a query of rows of variance v has squared length head_dim * inputs * v.
     keys.mul_((_SELF_SCORE / head_dim**0.5) ** 0.5)
@@ -133,7 +134,7 @@ def _attend_to_itself(attention: DraftAttention, heads: int, kv_heads: int, head
 
 
 def _carry(attention: DraftAttention, matrix: Tensor, heads: int, kv_heads: int) -> None:
-    """Let values and output carry `matrix` [H, H] from the embedding's half of the input, to the rank that fits."""
+    """Let values and output carry `matrix` [H, H] from the embedding's half, to the rank that fits."""
     left, singular, right = torch.linalg.svd(matrix)
     rank = attention.v_proj.weight.shape[0]
     root = singular[:rank].sqrt()
