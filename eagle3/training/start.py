@@ -1,8 +1,8 @@
 """Where a draft's weights start: the target's own head and norm, and a linear draft solved by least squares.
 
-A draft trained for minutes is far from converged, so its start decides much of what it reaches. The best linear
-guess of the next state from what the draft reads costs seconds (normal equations over some thousand tokens) and
-already proposes tokens; training then adds what is not linear.
+A draft trained for minutes is far from converged, so its start decides much of what it reaches. The best
+linear guess of the next state from what the draft reads costs seconds (normal equations over some thousand
+tokens) and already proposes tokens; training then adds what is not linear.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def start_eagle3(
     """Head and final norm of the target; `fc` and the attention's values solve for the target's next state.
 
     With h the captured states at t and e the embedding of token t + 1 (RMS-normalised), the layer starts as
-    x = A h + B e, where A and B minimise |x - u|^2 against u, the target's final state at t + 1 before the norm's
-    weight. A becomes `fc`; B is split into `v_proj` and `o_proj`; queries and keys start equal, so that a
+    x = A h + B e, where A and B minimise |x - u|^2 against u, the target's final state at t + 1 before the
+    norm's weight. A becomes `fc`; B is split into `v_proj` and `o_proj`; queries and keys start equal, so that a
     position attends to itself; the MLP starts at zero output.
 
     Args:
@@ -83,8 +83,8 @@ def start_eagle(module: EagleModule, target: Target, batches: Sequence[Batch], s
 def state_scale(module: Eagle3Module, batches: Iterable[Batch]) -> Tensor:
     """Root mean square of each captured dimension, [n H]; ones for a module that normalises them itself.
 
-    A few dimensions of a target's residual stream are hundreds of times larger than the rest. One learning rate
-    for weights on both either leaves the small ones untrained or blows the large ones up.
+    A few dimensions of a target's residual stream are hundreds of times larger than the rest. One learning
+    rate for weights on both either leaves the small ones untrained or blows the large ones up.
     """
     if module.config.fc_norm:
         return torch.ones(module.fc.weight.shape[1])
