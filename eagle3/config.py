@@ -202,6 +202,7 @@ class EvaluateSettings(Section):
     top_p: TopP
     repeats: Count
     dtype: Dtype
+    draft_dtype: Dtype  # of the drafts' weights: changes their speed and acceptance, never the output
     threads: NonNegative
     methods: Annotated[tuple[MethodSettings, ...], Field(min_length=1)]
 

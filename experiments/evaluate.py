@@ -1,12 +1,11 @@
 """Measure every method against vanilla on the held-out prompts, interleaved in one process."""
 
 import json
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from cli import choose_device, read_settings, stage_parser
 from eagle3 import paths
-from eagle3.config import EvaluateSettings, MethodSettings, Settings
+from eagle3.config import EvaluateSettings, Settings
 from eagle3.provenance import fingerprint_code, hash_tree, write_json
 from eagle3.tracking import TrackedRun, Tracker
 
@@ -33,14 +32,18 @@ def held_out_prompts(settings: EvaluateSettings) -> list["Prompt"]:
     return prompts
 
 
-def build_decoders(target: "Target", methods: Sequence[MethodSettings]) -> list["Decoder"]:
+def build_decoders(target: "Target", settings: EvaluateSettings) -> list["Decoder"]:
     """Vanilla and the methods, all over one target; a draft that several methods use is loaded once."""
+    import torch
+
     from eagle3.decoding.eagle_drafter import EagleDrafter
     from eagle3.decoding.engine import SpeculativeDecoder
     from eagle3.decoding.vanilla import VanillaDecoder
     from eagle3.models.checkpoint import load_draft
 
-    drafts = {name: load_draft(paths.DRAFTS / name, target) for name in {method.draft for method in methods}}
+    weights, methods = getattr(torch, settings.draft_dtype), settings.methods
+    names = {method.draft for method in methods}
+    drafts = {name: load_draft(paths.DRAFTS / name, target, weights=weights) for name in names}
     return [
         VanillaDecoder(target),
         *(
@@ -65,7 +68,7 @@ def measure(settings: Settings) -> dict[str, Any]:
         torch.set_num_threads(wanted.threads)
     target = Target.load(paths.TARGET, getattr(torch, wanted.dtype), choose_device())
     return evaluate(
-        build_decoders(target, wanted.methods),
+        build_decoders(target, wanted),
         held_out_prompts(wanted),
         ChatRenderer(target.tokenizer, target.eos_token_ids),
         target_rescorer(target),

@@ -11,6 +11,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from eagle3.decoding.cache import KVCache
+from eagle3.kernels import Ops
 from eagle3.models.target import Target, TargetOutput
 
 
@@ -174,4 +175,17 @@ def check_fits(config: DraftConfig, target: Target) -> None:
         raise ValueError(
             f"this draft does not belong to this target: it has {', '.join(different)}; train a draft for "
             "the target, or name the target that the draft was trained for"
+        )
+
+
+def check_weights(ops: Ops, weights: torch.dtype | None, target: Target) -> None:
+    """Refuse draft weights of another dtype than the target's where the kernels do not mix dtypes.
+
+    Raises:
+        ValueError: for plain torch (a GPU, or a CPU without a compiler) and differing dtypes.
+    """
+    if ops.name == "torch" and weights not in (None, target.dtype):
+        raise ValueError(
+            f"evaluate.draft_dtype: {weights} beside a target in {target.dtype} needs the compiled CPU "
+            "kernels; set draft_dtype to the target's dtype"
         )

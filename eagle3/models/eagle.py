@@ -14,6 +14,7 @@ from eagle3.models.draft import (
     DraftOutput,
     RMSNorm,
     check_fits,
+    check_weights,
 )
 from eagle3.models.layers import InferenceLayer, Rotary, linear_of, norm_of
 from eagle3.models.target import Target, TargetOutput
@@ -57,6 +58,7 @@ class EagleDraft:
         self.hidden_size = config.hidden_size
         module = module.to(target.device, weights or target.dtype)
         ops = select_ops(target.device, compiled)
+        check_weights(ops, weights, target)
         self.activation_dtype = ops.activation_dtype(target.dtype)
         self._target = target
         self.draft_to_target = torch.arange(config.vocab_size, device=target.device)

@@ -33,8 +33,8 @@ def start_eagle3(
 
     With h the captured states at t and e the embedding of token t + 1 (RMS-normalised), the layer starts as
     x = A h + B e, where A and B minimise |x - u|^2 against u, the target's final state at t + 1 before the
-    norm's weight. A becomes `fc`; B is split into `v_proj` and `o_proj`; queries and keys start equal, so that a
-    position attends to itself; the MLP starts at zero output.
+    norm's weight. A becomes `fc`; B is split into `v_proj` and `o_proj`; queries and keys start equal, so
+    that a position attends to itself; the MLP starts at zero output.
 
     Args:
         scale: what the objective divides the captured states by, [n H].
