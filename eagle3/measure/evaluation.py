@@ -94,7 +94,7 @@ def evaluate(
         file=sys.stderr,
     ) as bar:
         for record in measure(
-            methods, blocks, renderer, settings, log.cells, excluded=log.excluded, session=log.session
+            methods, blocks, renderer, settings, log.cells, excluded=log.excluded, process=log.process
         ):
             log.add(record)
             bar.update()
@@ -115,7 +115,7 @@ def evaluate(
         foreign_cpu_mean=sum(cell.foreign_cpu for cell in cells) / len(cells),
         foreign_cpu_max=max(cell.foreign_cpu for cell in cells),
         excluded={f"{task}/{name}": error for (task, name), error in log.excluded.items()},
-        sessions=log.session,
+        processes=log.process,
         loads={"start": load_at_start.as_dict(), "end": LoadSnapshot.take().as_dict()},
     )
     report = {

@@ -94,7 +94,7 @@ def measure(
     cells: MutableMapping[CellKey, Cell],
     *,
     excluded: Iterable[tuple[str, str]] = (),
-    session: int = 1,
+    process: int = 1,
 ) -> Iterator[Cell | Failure]:
     """Measure every cell of the blocks that `cells` lacks, one at a time, as the caller asks for the next.
 
@@ -128,7 +128,7 @@ def measure(
                     left_out.add(block.prompt.key)
                     yield Failure(key, f"{type(error).__name__}: {error}")
                 else:
-                    yield cell_from_generation(key, len(prompt_ids), generation, session, meter.share())
+                    yield cell_from_generation(key, len(prompt_ids), generation, process, meter.share())
 
 
 def prompt_ids_of(

@@ -27,8 +27,8 @@ class CellKey:
 class Cell:
     """One timed generation. Times in seconds; `token_ids` are the new tokens, the prefill token first.
 
-    `session` counts the processes that worked on the journal; `foreign_cpu` is the share of the machine's CPU
-    time that other processes used meanwhile (0 to 1).
+    `process` numbers the run that measured it: 1, and one more after each resumption. `foreign_cpu` is the share
+    of the machine's CPU time that other processes used meanwhile (0 to 1).
     """
 
     key: CellKey
@@ -44,7 +44,7 @@ class Cell:
     verify_seconds: float
     accept_seconds: float
     cache_seconds: float
-    session: int
+    process: int
     foreign_cpu: float
 
     @property
@@ -66,7 +66,7 @@ class Failure:
 
 
 def cell_from_generation(
-    key: CellKey, prompt_tokens: int, generation: Generation, session: int, foreign_cpu: float
+    key: CellKey, prompt_tokens: int, generation: Generation, process: int, foreign_cpu: float
 ) -> Cell:
     """The record of a generation."""
     return Cell(
@@ -83,7 +83,7 @@ def cell_from_generation(
         verify_seconds=generation.verify_seconds,
         accept_seconds=generation.accept_seconds,
         cache_seconds=generation.cache_seconds,
-        session=session,
+        process=process,
         foreign_cpu=foreign_cpu,
     )
 
@@ -101,7 +101,7 @@ class Journal:
     identity: Mapping[str, Any]
     cells: dict[CellKey, Cell] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
-    session: int = 1
+    process: int = 1
     note: str = ""
 
     @classmethod
@@ -124,7 +124,7 @@ class Journal:
             journal._begin()
         else:
             journal._resume(entries[1:])
-        journal._append({"kind": "session", "session": journal.session})
+        journal._append({"kind": "process", "process": journal.process})
         return journal
 
     def add(self, record: Cell | Failure) -> None:
@@ -155,7 +155,7 @@ class Journal:
             elif entry["kind"] == "failure":
                 self.failures.append(Failure(CellKey(**entry["key"]), entry["error"]))
             else:
-                self.session = entry["session"] + 1
+                self.process = entry["process"] + 1
         self.note = (
             f"resuming: {len(self.cells)} generations were measured before, {len(self.failures)} failed"
         )

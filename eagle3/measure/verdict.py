@@ -44,7 +44,7 @@ class Circumstances:
     foreign_cpu_mean: float
     foreign_cpu_max: float
     excluded: Mapping[str, str]  # "task/prompt id" -> error
-    sessions: int
+    processes: int
     loads: Mapping[str, Any]  # "start" and "end"
 
 
@@ -83,7 +83,7 @@ def judge(results: Sequence[Mapping[str, Any]], circumstances: Circumstances) ->
             "foreign_cpu_mean": circumstances.foreign_cpu_mean,
             "foreign_cpu_max": circumstances.foreign_cpu_max,
         },
-        "sessions": circumstances.sessions,
+        "processes": circumstances.processes,
         "excluded_prompts": dict(circumstances.excluded),
     }
 

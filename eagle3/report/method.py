@@ -50,7 +50,7 @@ def how_measured(inputs: Inputs) -> tuple[Block, ...]:
         ),
         "When": (
             f"{moment(settings['started'])} to {moment(settings['finished'])}, in "
-            f"{inputs.evaluation['verdict']['sessions']} session(s)."
+            f"{inputs.evaluation['verdict']['processes']} process(es)."
         ),
     }
     sentences = [f"{name}: {text}" for name, text in definitions.items()]

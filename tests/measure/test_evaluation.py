@@ -229,7 +229,7 @@ def test_resume_after_a_kill_neither_loses_nor_doubles_a_cell(tmp_path: Path) ->
     assert isinstance(method, FakeDecoder)
     assert len(method.calls) == 2 + 36 - 17
     assert len(vanilla.calls) + len(method.calls) == 4 + 108 - measured
-    assert report["verdict"]["sessions"] == 2
+    assert report["verdict"]["processes"] == 2
     assert f"resuming: {measured} generations" in report["settings"]["resumed"]
     lines = [json.loads(line) for line in (tmp_path / "evaluation.jsonl.finished").read_text().splitlines()]
     keys = [tuple(line["key"].values()) for line in lines if line["kind"] == "cell"]
@@ -259,7 +259,7 @@ def test_whatever_changed_is_named_and_measured_anew(
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, [FakeDecoder("vanilla"), killed])
     report = run(tmp_path, pair(), **changes)
-    assert report["verdict"]["sessions"] == 1
+    assert report["verdict"]["processes"] == 1
     assert "measuring anew" in report["settings"]["resumed"]
     assert named in report["settings"]["resumed"]
     assert (tmp_path / "evaluation.jsonl.previous").exists()

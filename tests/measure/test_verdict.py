@@ -102,3 +102,7 @@ def test_reservations_are_warnings(judged: dict[str, Any], name: str) -> None:
     assert judged["trustworthy"]
     assert levels(judged)[name] == "warning"
     assert judged["summary"].endswith("1 check warns.")
+
+
+def test_noise_is_not_claimed_of_a_single_repeat() -> None:
+    assert "noise" not in levels(verdict(repeats=1))
