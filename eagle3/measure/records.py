@@ -27,8 +27,8 @@ class CellKey:
 class Cell:
     """One timed generation. Times in seconds; `token_ids` are the new tokens, the prefill token first.
 
-    `process` numbers the run that measured it: 1, and one more after each resumption. `foreign_cpu` is the share
-    of the machine's CPU time that other processes used meanwhile (0 to 1).
+    `process` numbers the run that measured it: 1, and one more after each resumption. `foreign_cpu` is the
+    share of the machine's CPU time that other processes used meanwhile (0 to 1).
     """
 
     key: CellKey
