@@ -1,7 +1,7 @@
 """Are all outputs the target's own? Held-out prompts, greedy, float32, every method against transformers.
 
-Compares `transformers.generate` with vanilla, the trained drafts as chains and trees, and a random draft, token
-by token. Prints one line a method and, last, one JSON line; exits 1 if anything differs.
+Compares `transformers.generate` with vanilla, the trained drafts as chains and trees, and a random draft,
+token by token. Prints one line a method and, last, one JSON line; exits 1 if anything differs.
 """
 
 import argparse
