@@ -98,7 +98,7 @@ class Eagle3Objective:
         self._loss = LOSSES[settings.loss]
 
     def loss(self, batch: Batch, progress: float, generator: torch.Generator) -> LossTerms:
-        count = max(phase.steps for phase in self._settings.test_time if phase.from_share <= progress)
+        count = [phase.steps for phase in self._settings.test_time if phase.from_share <= progress][-1]
         goals = (batch.final @ self._goal_head.T).softmax(-1)  # [B, T, Vd]; goals[t] is for token t + 1
         total = torch.zeros(())
         weight_sum, supervised, accuracy = 0.0, 0, []
