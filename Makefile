@@ -58,5 +58,5 @@ ui: $(READY) ## Open the MLflow user interface on PORT (5000)
 	mlflow ui --backend-store-uri sqlite:///mlflow.db --host 127.0.0.1 --port $(PORT)
 
 clean: ## Remove caches and the smoke workspace; keeps data, models, reports and runs
-	rm -rf .smoke .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .smoke dvc_plots .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -6,6 +6,7 @@ from typing import Any
 
 from cli import read_settings, stage_parser
 from eagle3 import paths
+from eagle3.tracking import Tracker
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -27,6 +28,9 @@ def main() -> None:
         target=read_json(paths.TARGET / "target.json"),
         drafts={name: read_json(paths.DRAFTS / name / "manifest.json") for name in names},
     )
+    with Tracker.open(settings).run("report", "report") as run:
+        for name in ("index.html", "README.md", "figures"):
+            run.log_artifact(paths.REPORTS / name)
     print(f"{paths.REPORTS / 'index.html'} and {paths.REPORTS / 'README.md'} are written")
 
 
