@@ -152,9 +152,10 @@ class Trainer:
             )
         terms.loss.backward()
         norm = nn.utils.clip_grad_norm_(module.parameters(), settings.clip)
-        if not bool(torch.isfinite(terms.loss)) or not bool(torch.isfinite(norm)):
+        loss = float(terms.loss.detach())
+        if not math.isfinite(loss) or not bool(torch.isfinite(norm)):
             raise ValueError(
-                f"step {self._step}: loss {float(terms.loss)}, gradient norm {float(norm)}; the last "
+                f"step {self._step}: loss {loss}, gradient norm {float(norm)}; the last "
                 "checkpoint is intact: lower train.lr or train in bfloat16 or float32, and run again"
             )
         lr = learning_rate(self._step, len(self._plan), settings.lr, settings.warmup_share)
@@ -166,7 +167,7 @@ class Trainer:
         self._step += 1
         self._tokens += batch.tokens
         accuracy = {f"accuracy/depth_{depth}": value for depth, value in enumerate(terms.accuracy)}
-        return {"loss": float(terms.loss), "lr": lr, "gradient_norm": float(norm), **accuracy}
+        return {"loss": loss, "lr": lr, "gradient_norm": float(norm), **accuracy}
 
     @torch.no_grad()
     def _average_weights(self) -> None:
@@ -231,6 +232,7 @@ class Trainer:
         state = torch.load(path, weights_only=True)
         if state["key"] != self._key:
             print(f"{path}: of a training with other settings or data; starting over", flush=True)
+            path.unlink()  # first: a checkpoint without its metrics must not be found later
             (self._folder / METRICS).unlink(missing_ok=True)
             return
         self._step, self._tokens = state["step"], state["tokens"]
