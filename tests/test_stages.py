@@ -39,8 +39,8 @@ SMALL: dict[str, Any] = {
         "max_length": 96,
         "validate_every": 3,
         "checkpoint_every": 2,
-        "dtype": "float32",
     },
+    "drafts": {"eagle": {"num_key_value_heads": None}, "eagle3": {"num_key_value_heads": None}},
     "evaluate": {
         "tasks": ["quiz"],
         "prompts_per_task": 2,
