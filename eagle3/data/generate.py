@@ -222,18 +222,22 @@ def sample_rows(logits: Tensor, sampling: Sampling, uniforms: list[float]) -> li
     scores = logits.float() / sampling.temperature
     vocabulary = scores.shape[1]
     candidates = min(sampling.top_k or vocabulary, vocabulary)
+    among: Tensor | None = None
+    if candidates < vocabulary:
+        scores, among = scores.topk(candidates)
+    # Not logsumexp: with several threads it adds up a single row in another order than a row of many.
+    scores = scores.log_softmax(-1)
     tokens = torch.zeros(len(uniforms), dtype=torch.int64)
     rows, numbers = torch.arange(len(uniforms)), torch.tensor(uniforms, dtype=torch.float64)[:, None]
     for width in (*(width for width in _WIDTHS if width < candidates), candidates):
         top, ids = scores[rows].topk(width)  # [U, W]
-        total = (top if candidates < vocabulary else scores[rows]).logsumexp(-1, keepdim=True)
-        cumulative = (top.double() - total).exp().cumsum(-1)
+        cumulative = top.double().exp().cumsum(-1)
         index, decided = _invert(cumulative, numbers, sampling.top_p, exhausted=width == candidates)
         tokens[rows[decided]] = ids.gather(1, index)[decided, 0]
         rows, numbers = rows[~decided], numbers[~decided]
         if not len(rows):
             break
-    return tokens.tolist()
+    return (tokens if among is None else among.gather(1, tokens[:, None])[:, 0]).tolist()
 
 
 def _invert(cumulative: Tensor, numbers: Tensor, top_p: float, exhausted: bool) -> tuple[Tensor, Tensor]:
