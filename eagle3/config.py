@@ -221,6 +221,57 @@ class EvaluateSettings(Section):
         return self
 
 
+class SpaceSettings(Section):
+    """What a sweep may choose. An option with one value is not tuned; ``threads`` 0 is torch's choice."""
+
+    drafts: Annotated[tuple[Name, ...], Field(min_length=1)]
+    max_num_steps: Count
+    max_topk: Count
+    max_num_draft_tokens: Annotated[int, Field(ge=2)]
+    draft_dtypes: Annotated[tuple[Dtype, ...], Field(min_length=1)]
+    threads: Annotated[tuple[NonNegative, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _longest_chain_fits(self) -> Self:
+        if self.max_num_draft_tokens <= self.max_num_steps:
+            raise ValueError(
+                f"max_num_draft_tokens = {self.max_num_draft_tokens}: a chain of max_num_steps = "
+                f"{self.max_num_steps} needs {self.max_num_steps + 1}; raise it, or lower max_num_steps"
+            )
+        return self
+
+
+class GridSettings(Section):
+    """The points of ``--sampler grid``; combinations that are no tree are left out."""
+
+    num_steps: Annotated[tuple[Count, ...], Field(min_length=1)]
+    topk: Annotated[tuple[Count, ...], Field(min_length=1)]
+    num_draft_tokens: Annotated[tuple[Count, ...], Field(min_length=1)]
+
+
+class FinalSettings(Section):
+    """The second measurement, of the ``finalists`` best against the defaults, on held-out prompts."""
+
+    finalists: Count
+    prompts_per_task: Count
+    max_new_tokens: Annotated[int, Field(ge=2)]
+    repeats: Count
+
+
+class SweepSettings(Section):
+    """Tuning by measured speed; ``early_stop`` is the chance that a trial as good as the best is stopped."""
+
+    tasks: Annotated[tuple[Name, ...], Field(min_length=1)]
+    prompts_per_task: Count
+    max_new_tokens: Annotated[int, Field(ge=2)]
+    repeats: Count
+    temperature: Temperature
+    early_stop: Share
+    space: SpaceSettings
+    grid: GridSettings
+    held_out: FinalSettings
+
+
 class TrackingSettings(Section):
     """MLflow: ``uri`` null is mlflow.db beside params.yaml; experiments are <experiment>/<stage>."""
 
@@ -240,6 +291,7 @@ class Settings(Section):
     train: TrainSettings
     drafts: Annotated[dict[Name, DraftSettings], Field(min_length=1)]
     evaluate: EvaluateSettings
+    sweep: SweepSettings
     tracking: TrackingSettings
 
     @model_validator(mode="after")
@@ -251,13 +303,20 @@ class Settings(Section):
                     f"evaluate.methods: method {method.name!r} has draft {method.draft!r}, which is not "
                     f"trained; name one of drafts ({known}) or add it there"
                 )
-        tasks = {*self.tasks.names, *self.tasks.files}
-        for task in self.evaluate.tasks:
-            if task not in tasks:
+        for draft in self.sweep.space.drafts:
+            if draft not in self.drafts:
                 raise ValueError(
-                    f"evaluate.tasks: task {task!r} is not prepared: choose from {', '.join(sorted(tasks))} "
-                    "or add it to tasks.names"
+                    f"sweep.space.drafts: draft {draft!r} is not trained; choose from "
+                    f"{', '.join(self.drafts)} or add it to drafts"
                 )
+        tasks = {*self.tasks.names, *self.tasks.files}
+        for section, wanted in (("evaluate", self.evaluate.tasks), ("sweep", self.sweep.tasks)):
+            for task in wanted:
+                if task not in tasks:
+                    raise ValueError(
+                        f"{section}.tasks: task {task!r} is not prepared: choose from "
+                        f"{', '.join(sorted(tasks))} or add it to tasks.names"
+                    )
         if self.train.hidden_states == "captured" and not self.regenerate.capture_hidden_states:
             raise ValueError(
                 "train.hidden_states: 'captured' needs states that regeneration stored: set "

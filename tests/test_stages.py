@@ -52,6 +52,13 @@ SMALL: dict[str, Any] = {
             {"name": "eagle3", "draft": "eagle3", "tree": TREE},
         ],
     },
+    "sweep": {
+        "tasks": ["quiz"],
+        "prompts_per_task": 2,
+        "max_new_tokens": 8,
+        "space": {"max_num_steps": 3, "max_topk": 2, "max_num_draft_tokens": 6},
+        "held_out": {"finalists": 1, "prompts_per_task": 2, "max_new_tokens": 8, "repeats": 1},
+    },
 }
 THINGS = ["cat", "tree", "house", "river", "song", "book", "stone", "cloud", "road", "lamp", "ship", "star"]
 

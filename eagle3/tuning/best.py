@@ -1,0 +1,94 @@
+"""best_params.yaml: what a sweep found, and for which machine and draft it holds."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from eagle3.measure.records import changed_keys
+from eagle3.provenance import write_yaml
+from eagle3.tuning.finalists import Outcome
+from eagle3.tuning.space import Configuration
+
+# SGLang's name of the algorithm by the draft's family.
+ALGORITHMS = {"eagle": "EAGLE", "eagle3": "EAGLE3"}
+
+
+@dataclass(frozen=True)
+class BestParameters:
+    """The winner of a sweep on held-out prompts."""
+
+    name: str
+    configuration: Configuration
+    beats_default: bool
+
+
+def sglang_flags(configuration: Configuration, family: str, draft: Path) -> str:
+    """The configuration as options of `sglang.launch_server`."""
+    return (
+        f"--speculative-algorithm {ALGORITHMS[family]} --speculative-draft-model-path {draft.as_posix()} "
+        f"--speculative-num-steps {configuration.num_steps} --speculative-eagle-topk {configuration.topk} "
+        f"--speculative-num-draft-tokens {configuration.num_draft_tokens}"
+    )
+
+
+def write_best(
+    path: Path, outcome: Outcome, flags: str, fingerprint: Mapping[str, Any], command: str
+) -> None:
+    """Write the winner; there must be one.
+
+    Args:
+        fingerprint: "machine", "target" and "draft" that the times belong to.
+        command: what made the file.
+    """
+    winner = outcome.winner
+    assert winner is not None, "no winner to write"
+    row = next(row for row in outcome.rows if row["name"] == winner.name)
+    over = outcome.over_default
+    write_yaml(
+        path,
+        {
+            "command": command,
+            "name": winner.name,
+            "tuned": winner.tuned,
+            "beats_default": outcome.beats_default,
+            "summary": outcome.summary,
+            "params": winner.configuration.as_dict(),
+            "sglang": flags,
+            "held_out": {
+                key: row[key] for key in ("speedup", "speedup_low", "speedup_high", "tau", "prompts")
+            },
+            "over_best_default": None
+            if over is None
+            else {"speedup": over.estimate, "low": over.low, "high": over.high},
+            "fingerprint": dict(fingerprint),
+        },
+    )
+
+
+def read_best(path: Path, fingerprint: Mapping[str, Any]) -> BestParameters:
+    """Read the winner for this machine, target and draft.
+
+    Args:
+        fingerprint: as given to `write_best`, of now.
+
+    Raises:
+        ValueError: if the file is missing, cannot be read, or belongs to another machine, target or draft.
+    """
+    if not path.is_file():
+        raise ValueError(f"{path} does not exist: run python experiments/sweep.py first")
+    values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    try:
+        best = BestParameters(
+            values["name"], Configuration(**values["params"]), bool(values["beats_default"])
+        )
+        before = values["fingerprint"]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{path} is not a sweep's result ({error!r}): run the sweep again") from error
+    if changed := changed_keys(before, fingerprint):
+        raise ValueError(
+            f"{path} was tuned for another {', '.join(changed)}: run python experiments/sweep.py again"
+        )
+    return best

@@ -1,0 +1,93 @@
+"""What a sweep tells without measuring: its space and expected time, and speedups on another machine."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from eagle3.measure.rendering import Prompt
+from eagle3.tuning.cost_model import CostModel, Costs
+from eagle3.tuning.results import predictions
+from eagle3.tuning.runner import duration
+from eagle3.tuning.space import Configuration, Space
+from eagle3.tuning.study import Record, known_configurations, measured
+
+
+def describe_plan(
+    space: Space,
+    first: Sequence[tuple[str, Configuration]],
+    trials: int,
+    records: Sequence[Record],
+    prompts: Sequence[Prompt],
+    trial_seconds: float | None,
+) -> str:
+    """The space, how many configurations it has, what is tried first, and how long it will take.
+
+    Args:
+        first: (who chose it, configuration).
+        trials: measured trials wanted.
+        records: of the study so far.
+        prompts: of one trial.
+        trial_seconds: expected of one trial, None where nothing is known.
+    """
+    done, answers = len(measured(list(records))), sum(len(prompt.turns) for prompt in prompts)
+    configurations = list(space.configurations())
+    chains = sum(configuration.topk == 1 for configuration in configurations)
+    lines = [
+        f"drafts            {', '.join(space.drafts)}",
+        f"num_steps         1 to {space.max_num_steps}",
+        f"topk              1 to {space.max_topk}",
+        f"num_draft_tokens  2 to {space.max_num_draft_tokens}; num_steps + 1 for topk 1",
+        f"draft_dtype       {', '.join(space.draft_dtypes)}",
+        f"threads           {', '.join(str(number) if number else 'all' for number in space.threads)}",
+        f"{len(configurations)} feasible configurations, {chains} of them chains",
+        f"first: {', '.join(f'{space.label(item)} ({name})' for name, item in first)}",
+        f"each trial: {len(prompts)} prompts with {answers} answers, and vanilla's beside them",
+        f"measured so far: {done} of {trials} trials",
+    ]
+    left = max(0, trials - done)
+    if trial_seconds is None:
+        lines.append(f"{left} trials left; how long one takes shows after the first")
+    else:
+        lines.append(f"{left} trials left, about {duration(left * trial_seconds)}, then the held-out prompts")
+    return "\n".join(lines)
+
+
+def expected_trial_seconds(
+    records: Sequence[Record], evaluation: Path, answers: int, max_new_tokens: int
+) -> float | None:
+    """Of earlier trials, or else twice vanilla's time by an earlier evaluation; None without either."""
+    spent = [record.seconds for record in measured(list(records)) if record.seconds is not None]
+    if spent:
+        return sum(spent) / len(spent)
+    if not evaluation.is_file():
+        return None
+    results = json.loads(evaluation.read_text(encoding="utf-8"))["results"]
+    for row in results:
+        if row["method"] == "vanilla" and row["task"] == "all":
+            return 2 * answers * max_new_tokens / float(row["tokens_per_second"])
+    return None
+
+
+def describe_other_machine(
+    records: Sequence[Record], space: Space, target_ms: float, draft_ms: float, count: int = 10
+) -> str:
+    """The best trees where a target forward and a draft step take these times for any number of tokens.
+
+    Raises:
+        ValueError: for times that are not positive, or without trials to learn the draft's acceptance from.
+    """
+    if target_ms <= 0 or draft_ms <= 0:
+        raise ValueError(f"--what-if {target_ms:g} {draft_ms:g}: give two times above 0, in milliseconds")
+    here = CostModel.fit(known_configurations(list(records)))
+    if here is None:
+        raise ValueError("--what-if needs the acceptance seen in trials: run at least three trials first")
+    there = here.with_costs(Costs.flat(target_ms / 1000, draft_ms / 1000))
+    rows = predictions(there, space, count)
+    lines = [
+        f"with {target_ms:g} ms a target forward and {draft_ms:g} ms a draft step, predicted:",
+        f"{'configuration':<16} {'speedup':>8} {'tau':>6} {'here':>6}",
+    ]
+    for row in rows:
+        speedup_here = here.speedup(Configuration(**row["params"]))
+        lines.append(f"{row['name']:<16} {row['speedup']:>7.2f}x {row['tau']:>6.2f} {speedup_here:>5.2f}x")
+    return "\n".join(lines)

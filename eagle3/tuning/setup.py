@@ -1,0 +1,151 @@
+"""A sweep as params.yaml describes it: space, first trials, workload, and what the times depend on."""
+
+import random
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from eagle3 import paths
+from eagle3.config import Settings
+from eagle3.measure.evaluation import code_digest, evaluate
+from eagle3.measure.losslessness import target_rescorer
+from eagle3.measure.rendering import ChatRenderer
+from eagle3.measure.settings import EvaluationSettings
+from eagle3.models.target import Target
+from eagle3.provenance import fingerprint_machine, hash_object, hash_tree
+from eagle3.tuning.finalists import Finalist, Outcome, decide
+from eagle3.tuning.space import VANILLA_LIKE, Configuration, Space
+from eagle3.tuning.trial import Workload
+from eagle3.tuning.workbench import Workbench, task_prompts
+
+Named = list[tuple[str, Configuration]]
+
+
+def make_space(settings: Settings) -> Space:
+    """The space that params.yaml describes."""
+    return Space(**dict(settings.sweep.space))
+
+
+def default_configurations(settings: Settings, space: Space) -> dict[str, Configuration]:
+    """What a winner has to beat: well-known trees, and those that params.yaml evaluates with these drafts."""
+    found = space.known()
+    for method in settings.evaluate.methods:
+        tree = method.tree
+        shape = (tree.num_steps, tree.topk, tree.num_draft_tokens)
+        configuration = replace(space.default(shape), draft=method.draft)
+        if space.contains(configuration):
+            found[f"{method.name} of params.yaml"] = configuration
+    return found
+
+
+def first_trials(settings: Settings, space: Space) -> Named:
+    """Tried before anything is sampled: (who chose it, configuration), each once."""
+    named = {"vanilla-like": space.default(VANILLA_LIKE), **default_configurations(settings, space)}
+    by_configuration: dict[Configuration, str] = {}
+    for name, configuration in named.items():
+        by_configuration.setdefault(configuration, name)
+    return [(name, configuration) for configuration, name in by_configuration.items()]
+
+
+def grid_trials(settings: Settings, space: Space) -> Named:
+    """The grid in random order, so that any part of it is a fair sample."""
+    points = space.grid(**dict(settings.sweep.grid))
+    if not points:
+        raise ValueError(
+            "sweep.grid: none of its points is a tree of sweep.space; num_draft_tokens - 1 must be from "
+            "num_steps to topk + (num_steps - 1) * topk**2"
+        )
+    random.Random(settings.seed).shuffle(points)
+    return [("grid", point) for point in points]
+
+
+def load_workbench(settings: Settings, device: str) -> Workbench:
+    """The target as params.yaml evaluates it, ready to make decoders."""
+    if settings.evaluate.threads:
+        torch.set_num_threads(settings.evaluate.threads)
+    target = Target.load(paths.TARGET, getattr(torch, settings.evaluate.dtype), device)
+    return Workbench(target, paths.DRAFTS, len(settings.sweep.space.threads) > 1)
+
+
+def tuning_workload(settings: Settings, bench: Workbench) -> Workload:
+    """What every trial decodes: the first tuning prompts of every task."""
+    wanted = settings.sweep
+    return Workload(
+        task_prompts(paths.TASKS, wanted.tasks, "tuning", wanted.prompts_per_task),
+        ChatRenderer(bench.target.tokenizer, bench.target.eos_token_ids),
+        _measuring(settings, wanted.max_new_tokens, wanted.repeats),
+    )
+
+
+def fingerprint(settings: Settings) -> dict[str, Any]:
+    """Machine, target and drafts that times belong to; `best.read_best` compares it with the file's."""
+    return {
+        "machine": fingerprint_machine(),
+        "target": hash_tree(paths.TARGET),
+        "drafts": {name: hash_tree(paths.DRAFTS / name) for name in settings.sweep.space.drafts},
+    }
+
+
+def identity_of(
+    settings: Settings, space: Space, workload: Workload, marks: Mapping[str, Any]
+) -> dict[str, Any]:
+    """All that a trial's times depend on beside its configuration; `marks` is the `fingerprint`."""
+    return {
+        **marks,
+        "space": asdict(space),
+        "workload": {
+            **workload.settings.as_dict(),
+            "prompts": hash_object([vars(prompt) for prompt in workload.prompts]),
+            "vanilla_threads": settings.evaluate.threads,
+        },
+        "code": code_digest(),
+    }
+
+
+def measure_finalists(
+    settings: Settings,
+    bench: Workbench,
+    finalists: list[Finalist],
+    marks: Mapping[str, Any],
+    folder: Path,
+    origin: Mapping[str, Any],
+) -> Outcome:
+    """Evaluate the finalists on held-out prompts, with everything an evaluation checks, and decide.
+
+    Args:
+        marks: the `fingerprint`.
+        folder: for evaluation.json, per_prompt.parquet, and the journal that a killed run resumes from.
+        origin: recorded with the settings.
+    """
+    wanted = settings.sweep.held_out
+    report = evaluate(
+        [bench.vanilla(), *(bench.decoder(item.configuration, item.name) for item in finalists)],
+        task_prompts(paths.TASKS, settings.sweep.tasks, "held_out", wanted.prompts_per_task),
+        ChatRenderer(bench.target.tokenizer, bench.target.eos_token_ids),
+        target_rescorer(bench.target),
+        _measuring(settings, wanted.max_new_tokens, wanted.repeats),
+        machine=marks["machine"],
+        subject={key: marks[key] for key in ("target", "drafts")},
+        reports=folder,
+        journal=folder / "journal.jsonl",
+        origin=origin,
+        trees={item.name: item.configuration.tree for item in finalists},
+    )
+    overall = [row for row in report["results"] if row["task"] == "all"]
+    return decide(finalists, overall, pd.read_parquet(folder / "per_prompt.parquet"), settings.seed)
+
+
+def _measuring(settings: Settings, max_new_tokens: int, repeats: int) -> EvaluationSettings:
+    return EvaluationSettings(
+        max_new_tokens=max_new_tokens,
+        dtype=settings.evaluate.dtype,
+        temperatures=(settings.sweep.temperature,),
+        top_k=settings.evaluate.top_k,
+        top_p=settings.evaluate.top_p,
+        repeats=repeats,
+        seed=settings.seed,
+    )

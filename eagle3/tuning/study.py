@@ -1,0 +1,279 @@
+"""A sweep's study: trials in an Optuna storage, bound to what was measured, resumed after any kill."""
+
+import json
+import socket
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import optuna
+from filelock import FileLock, Timeout
+from optuna.exceptions import ExperimentalWarning
+from optuna.trial import TrialState
+
+from eagle3.measure.records import changed_keys
+from eagle3.tuning.measurement import Measurement
+from eagle3.tuning.space import Configuration, Space
+from eagle3.tuning.trial import TrialResult
+
+SAMPLERS = ("tpe", "gp", "grid")
+# One for the whole machine, whatever the project's folder: two timings at once falsify each other.
+TIMING_LOCK = Path(tempfile.gettempdir()) / "eagle3-timing.lock"
+# The step of a stopped trial's estimate, behind the steps of all prompts: samplers rank stopped trials by it.
+_ESTIMATE_STEP = 1_000_000
+
+
+@dataclass(frozen=True)
+class Record:
+    """One trial. `source` says who chose it; `reason` why it ended as it did; times in seconds.
+
+    A trial without a measurement is one that failed, or one whose configuration was known well enough.
+    `known` is everything measured of its configuration up to and with this trial.
+    """
+
+    number: int
+    state: str  # complete, pruned, fail or running
+    configuration: Configuration | None
+    measurement: Measurement | None
+    known: Measurement | None
+    source: str
+    reason: str
+    seconds: float | None
+    foreign_cpu: float | None
+
+
+@contextmanager
+def timing_lock(path: Path | None = None) -> Iterator[None]:
+    """Hold the machine's one place for a timing worker. Raises ValueError where another one has it."""
+    path = path or TIMING_LOCK
+    lock = FileLock(path, timeout=0, mode=0o666)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise ValueError(
+            f"another sweep is timing on this machine (it holds {path}): wait for it or stop it; "
+            "two at once would measure each other"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def make_sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
+    """The sampler by name. The grid is enqueued, so that nothing is left to sample for it."""
+    if name == "gp":
+        return optuna.samplers.GPSampler(seed=seed, deterministic_objective=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", category=ExperimentalWarning)
+        return optuna.samplers.TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A trial to run now."""
+
+    trial: optuna.Trial
+    configuration: Configuration
+    source: str
+
+    @property
+    def number(self) -> int:
+        return self.trial.number
+
+
+@dataclass(frozen=True)
+class Study:
+    """Asks for configurations, and keeps what was measured of them."""
+
+    optuna: optuna.Study
+    space: Space
+    sampler: str
+    local: bool  # its storage is a file of this machine
+
+    @classmethod
+    def open(
+        cls, name: str, storage: str, space: Space, identity: Mapping[str, Any], sampler: str, seed: int
+    ) -> "Study":
+        """Create or resume the study.
+
+        Args:
+            name: of the study in its storage.
+            storage: an SQLAlchemy URL.
+            space: what may be chosen.
+            identity: what the measurements depend on: space, workload, draft, machine, code. JSON-like.
+            sampler: "tpe", "gp" or "grid".
+            seed: of the sampler, together with the number of trials so far: the same seed again would repeat
+                the first trials.
+
+        Raises:
+            ValueError: if the study was made for another identity, naming what differs and the way out.
+        """
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        wanted: dict[str, Any] = json.loads(json.dumps(identity))
+        study = optuna.create_study(
+            study_name=name, storage=storage, direction="maximize", load_if_exists=True
+        )
+        before = study.user_attrs.get("identity")
+        if before is None:
+            study.set_user_attr("identity", wanted)
+        elif changed := changed_keys(before, wanted):
+            differences = "; ".join(_difference(key, before, wanted) for key in changed)
+            raise ValueError(
+                f"study {name!r} in {storage} was measured under other conditions: {differences}. Its times "
+                "do not compare with new ones: start another with --study <name>, or undo the change"
+            )
+        study.sampler = make_sampler(sampler, seed + len(study.get_trials(deepcopy=False)))
+        return cls(study, space, sampler, storage.startswith("sqlite"))
+
+    @classmethod
+    def read(cls, name: str, storage: str, space: Space) -> "Study | None":
+        """An existing study, whatever it was measured with, to read; None where there is none."""
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        path = Path(storage.removeprefix("sqlite:///"))
+        if storage.startswith("sqlite:///") and not path.is_file():
+            return None  # connecting would make the file
+        try:
+            study = optuna.load_study(study_name=name, storage=storage)
+        except KeyError:
+            return None
+        return cls(study, space, SAMPLERS[0], storage.startswith("sqlite"))
+
+    @property
+    def stops_early(self) -> bool:
+        """Whether trials may be stopped. A Gaussian process learns nothing from one that was."""
+        return self.sampler != "gp"
+
+    @property
+    def waiting(self) -> int:
+        """Trials in the queue."""
+        return len(self.optuna.get_trials(deepcopy=False, states=(TrialState.WAITING,)))
+
+    def revive(self) -> list[int]:
+        """Tell dead trials that they failed, and queue them again; returns their numbers.
+
+        To be called while holding the machine's timing lock: then a running trial of this machine was killed.
+        In a local file all trials are this machine's.
+        """
+        dead = [
+            trial
+            for trial in self.optuna.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+            if self.local or trial.user_attrs.get("host") == socket.gethostname()
+        ]
+        for trial in dead:
+            self.optuna.tell(trial.number, state=TrialState.FAIL)
+            if "configuration" in trial.user_attrs:
+                again = Configuration(**trial.user_attrs["configuration"])
+                self.enqueue(again, f"again, trial {trial.number} was killed", even_if_known=True)
+        return [trial.number for trial in dead]
+
+    def enqueue(self, configuration: Configuration, source: str, even_if_known: bool = False) -> None:
+        """Have the configuration tried next; one that was tried or is queued only if wanted."""
+        self.optuna.enqueue_trial(
+            self.space.parameters(configuration, self._fills_always),
+            user_attrs={"source": source},
+            skip_if_exists=not even_if_known,
+        )
+
+    def ask(self) -> Asked:
+        """The next trial, from the queue or the sampler."""
+        trial = self.optuna.ask()
+        trial.set_user_attr("host", socket.gethostname())
+        configuration = self.space.suggest(trial, self._fills_always)
+        trial.set_user_attr("configuration", configuration.as_dict())
+        return Asked(trial, configuration, trial.user_attrs.get("source", self.sampler))
+
+    def tell(self, asked: Asked, result: TrialResult, known: Measurement) -> None:
+        """Record a measured trial; its value is the estimate from all that is known of its configuration."""
+        trial = asked.trial
+        trial.set_user_attr("measurement", result.measurement.as_dict())
+        trial.set_user_attr("seconds", result.seconds)
+        trial.set_user_attr("foreign_cpu", result.foreign_cpu)
+        if result.stopped is None:
+            self.optuna.tell(trial, known.speedup())
+        else:
+            trial.set_user_attr("reason", result.stopped)
+            trial.report(known.speedup(), _ESTIMATE_STEP)
+            self.optuna.tell(trial, state=TrialState.PRUNED)
+
+    def tell_known(self, asked: Asked, known: Measurement, reason: str) -> None:
+        """Answer a trial from what is known, without measuring."""
+        asked.trial.set_user_attr("reason", reason)
+        self.optuna.tell(asked.trial, known.speedup())
+
+    def tell_failed(self, asked: Asked, reason: str) -> None:
+        """Record a trial that ended without a result."""
+        asked.trial.set_user_attr("reason", reason)
+        self.optuna.tell(asked.trial, state=TrialState.FAIL)
+
+    def records(self) -> list[Record]:
+        """All trials that began, by number."""
+        known: dict[Configuration, Measurement] = {}
+        records = []
+        for trial in self.optuna.get_trials(deepcopy=False):
+            if trial.state == TrialState.WAITING:
+                continue
+            values = trial.user_attrs
+            configuration = Configuration(**values["configuration"]) if "configuration" in values else None
+            own = Measurement.from_dict(values["measurement"]) if "measurement" in values else None
+            if configuration is not None and own is not None:
+                known[configuration] = known.get(configuration, Measurement()) + own
+            records.append(
+                Record(
+                    number=trial.number,
+                    state=trial.state.name.lower(),
+                    configuration=configuration,
+                    measurement=own,
+                    known=known.get(configuration) if configuration is not None else None,
+                    source=values.get("source", self.sampler),
+                    reason=values.get("reason", ""),
+                    seconds=values.get("seconds"),
+                    foreign_cpu=values.get("foreign_cpu"),
+                )
+            )
+        return records
+
+    @property
+    def _fills_always(self) -> bool:
+        """A Gaussian process models the parameters that all trials have."""
+        return self.sampler == "gp"
+
+
+def measured(records: list[Record]) -> list[Record]:
+    """The trials that measured something, in full or up to an early stop."""
+    return [record for record in records if record.measurement is not None]
+
+
+def known_configurations(records: list[Record]) -> dict[Configuration, Measurement]:
+    """All that is known of every configuration, stopped trials included."""
+    return {
+        record.configuration: record.known
+        for record in records
+        if record.configuration is not None and record.known is not None
+    }
+
+
+def ranked(records: list[Record]) -> list[tuple[Configuration, Measurement]]:
+    """Configurations measured in full at least once, the fastest first."""
+    full = {record.configuration for record in measured(records) if record.state == "complete"}
+    known = known_configurations(records)
+    return sorted(
+        ((configuration, known[configuration]) for configuration in full if configuration is not None),
+        key=lambda item: -item[1].speedup(),
+    )
+
+
+def _difference(key: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """ "machine.cpu was A and is B", shortened."""
+
+    def value(values: Any) -> str:
+        for part in key.split("."):
+            values = values.get(part) if isinstance(values, Mapping) else None
+        text = json.dumps(values, ensure_ascii=False)
+        return text if len(text) <= 40 else text[:37] + "..."
+
+    return f"{key} was {value(before)} and is {value(now)}"

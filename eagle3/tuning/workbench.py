@@ -1,0 +1,85 @@
+"""What a sweep measures with: target, drafts and prompts, each loaded when first needed."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from eagle3.decoding.eagle_drafter import EagleDrafter
+from eagle3.decoding.engine import SpeculativeDecoder
+from eagle3.decoding.generation import Decoder, Generation
+from eagle3.decoding.sampling import Sampling
+from eagle3.decoding.tree import TreeShape
+from eagle3.decoding.vanilla import VanillaDecoder
+from eagle3.measure.rendering import Prompt
+from eagle3.models.checkpoint import load_draft
+from eagle3.tuning.space import Configuration
+
+if TYPE_CHECKING:
+    from eagle3.models.draft import Draft
+    from eagle3.models.target import Target
+
+
+def task_prompts(folder: Path, tasks: Sequence[str], split: str, count: int) -> list[Prompt]:
+    """The first prompts of a split of every task; any prefix of a task's file is a fair sample.
+
+    Raises:
+        ValueError: if a task has no prompt in the split.
+    """
+    prompts = []
+    for task in tasks:
+        path = folder / f"{task}.jsonl"
+        with path.open(encoding="utf-8") as stream:
+            rows = [row for row in map(json.loads, stream) if row["split"] == split]
+        if not rows:
+            raise ValueError(f"{path} has no prompt of the {split} split: change tasks.tuning_share")
+        if len(rows) < count:
+            print(f"task {task}: only {len(rows)} prompts of the {split} split of {count} wanted")
+        prompts += [Prompt(task, row["id"], tuple(row["turns"])) for row in rows[:count]]
+    return prompts
+
+
+class WithThreads:
+    """A decoder that runs with its own number of threads."""
+
+    def __init__(self, decoder: Decoder, threads: int) -> None:
+        self.name = decoder.name
+        self._decoder, self._threads = decoder, threads
+
+    def generate(self, prompt_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Generation:
+        """See `Decoder.generate`."""
+        torch.set_num_threads(self._threads)
+        return self._decoder.generate(prompt_ids, max_new_tokens, sampling)
+
+
+class Workbench:
+    """Makes decoders over one target; the drafts are shared between them."""
+
+    def __init__(self, target: "Target", drafts: Path, vary_threads: bool) -> None:
+        """
+        Args:
+            drafts: the folder of the drafts' folders.
+            vary_threads: whether configurations differ in threads; vanilla keeps the current number.
+        """
+        self.target = target
+        self._folder, self._vary_threads = drafts, vary_threads
+        self._threads = torch.get_num_threads()
+        self._drafts: dict[tuple[str, str], Draft] = {}
+
+    def vanilla(self) -> Decoder:
+        """The baseline."""
+        return self._threaded(VanillaDecoder(self.target), 0)
+
+    def decoder(self, configuration: Configuration, name: str = "trial") -> Decoder:
+        """The decoder of a configuration."""
+        key = configuration.draft, configuration.draft_dtype
+        if key not in self._drafts:
+            weights = getattr(torch, configuration.draft_dtype)
+            self._drafts[key] = load_draft(self._folder / key[0], self.target, weights=weights)
+        drafter = EagleDrafter(self._drafts[key], TreeShape(**configuration.tree))
+        return self._threaded(SpeculativeDecoder(self.target, drafter, name), configuration.threads)
+
+    def _threaded(self, decoder: Decoder, threads: int) -> Decoder:
+        return WithThreads(decoder, threads or self._threads) if self._vary_threads else decoder

@@ -1,0 +1,144 @@
+"""A study resumes after any kill, and refuses to mix times that do not compare."""
+
+import json
+from pathlib import Path
+
+import optuna
+import pytest
+from filelock import FileLock
+
+from eagle3.tuning.space import Configuration
+from eagle3.tuning.study import known_configurations, make_sampler, ranked, timing_lock
+from eagle3.tuning.trial import TrialResult
+from tests.tuning.fakes import SPACE, measurement, open_study
+
+CHAIN = Configuration("eagle3", 3, 1, 4, "bfloat16", 0)
+TREE = Configuration("eagle3", 2, 2, 5, "bfloat16", 0)
+
+
+def result(speedups: list[float], stopped: str | None = None) -> TrialResult:
+    return TrialResult(measurement(speedups), stopped, 0.0, 3.0)
+
+
+def test_records_survive_reopening(tmp_path: Path) -> None:
+    study = open_study(tmp_path)
+    study.enqueue(CHAIN, "chain")
+    asked = study.ask()
+    assert (asked.configuration, asked.source) == (CHAIN, "chain")
+    study.tell(asked, result([2.0, 2.0]), measurement([2.0, 2.0]))
+    records = open_study(tmp_path).records()
+    assert records == study.records()
+    assert records[0].known == measurement([2.0, 2.0])
+    assert study.optuna.best_value == pytest.approx(2.0)
+
+
+def test_repeated_configurations_are_pooled(tmp_path: Path) -> None:
+    study = open_study(tmp_path)
+    for speedup in (2.0, 1.0):
+        study.enqueue(CHAIN, "chain", even_if_known=True)
+        asked = study.ask()
+        known = known_configurations(study.records()).get(CHAIN)
+        own = measurement([speedup] * 3)
+        study.tell(asked, TrialResult(own, None, 0.0, 1.0), own if known is None else known + own)
+    first, second = study.records()
+    assert first.known is not None and second.known is not None  # noqa: PT018
+    assert (first.known.repeats, second.known.repeats) == (1, 2)
+    # 10 s vanilla; 5 s and 10 s: the median is 7.5.
+    assert second.known.speedup() == pytest.approx(10 / 7.5)
+    assert ranked(study.records())[0][1] == second.known
+
+
+def test_stopped_trials_are_told_as_pruned_with_their_estimate(tmp_path: Path) -> None:
+    study = open_study(tmp_path)
+    study.enqueue(TREE, "tree")
+    asked = study.ask()
+    study.tell(asked, result([0.5], stopped="slower than 3/1/4"), measurement([0.5]))
+    [record] = study.records()
+    assert (record.state, record.reason) == ("pruned", "slower than 3/1/4")
+    assert list(study.optuna.trials[0].intermediate_values.values()) == [pytest.approx(0.5)]
+    assert ranked([record]) == []
+
+
+def test_enqueuing_twice_tries_once(tmp_path: Path) -> None:
+    study = open_study(tmp_path)
+    study.enqueue(CHAIN, "chain")
+    study.enqueue(CHAIN, "chain")
+    study.enqueue(TREE, "tree")
+    assert study.waiting == 2
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "gp"])
+def test_killed_trial_is_run_again(tmp_path: Path, sampler: str) -> None:
+    study = open_study(tmp_path, sampler)
+    study.enqueue(TREE, "tree")
+    study.ask()
+    resumed = open_study(tmp_path, sampler)
+    assert resumed.revive() == [0]
+    assert [record.state for record in resumed.records()] == ["fail"]
+    again = resumed.ask()
+    assert again.configuration == TREE
+    assert again.source == "again, trial 0 was killed"
+    resumed.tell(again, result([1.0]), measurement([1.0]))
+    assert resumed.revive() == []
+
+
+def test_other_machines_running_trials_are_left_alone(tmp_path: Path) -> None:
+    study = open_study(tmp_path)
+    asked = study.ask()
+    asked.trial.set_user_attr("host", "elsewhere")
+    shared = type(study)(study.optuna, SPACE, "tpe", local=False)
+    assert shared.revive() == []
+
+
+def test_other_conditions_are_refused_with_what_differs_and_the_way_out(tmp_path: Path) -> None:
+    open_study(tmp_path)
+    with pytest.raises(ValueError, match=r"machine\.cpu was \"A\" and is \"B\"") as caught:
+        open_study(tmp_path, machine={"cpu": "B", "cores": 2})
+    assert "--study" in str(caught.value)
+    assert "cores" not in str(caught.value)
+    open_study(tmp_path)
+
+
+def test_identity_is_compared_as_stored(tmp_path: Path) -> None:
+    """Tuples come back as lists: that is no difference."""
+    open_study(tmp_path, workload={"temperatures": (0.0,)})
+    open_study(tmp_path, workload={"temperatures": (0.0,)})
+
+
+def test_resumed_sampler_does_not_repeat_its_first_choices(tmp_path: Path) -> None:
+    first = open_study(tmp_path).ask().configuration
+    (tmp_path / "sweep.db").rename(tmp_path / "before.db")
+    assert open_study(tmp_path).ask().configuration == first
+    assert open_study(tmp_path).ask().configuration != first
+
+
+def test_storage_names_no_mlflow_table(tmp_path: Path) -> None:
+    study = open_study(tmp_path)
+    assert study.local
+    assert not (tmp_path / "mlflow.db").exists()
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "gp"])
+def test_samplers_learn_beside_chains(tmp_path: Path, sampler: str) -> None:
+    """Chains lack a parameter that trees have, which must not break what models them jointly."""
+    study = open_study(tmp_path, sampler)
+    for configuration in [CHAIN, TREE, *list(SPACE.configurations())[::17]][:11]:
+        study.enqueue(configuration, "given")
+        asked = study.ask()
+        study.tell(asked, result([1.0 / asked.configuration.num_steps]), measurement([1.0]))
+    parameters = study.optuna.sampler.infer_relative_search_space(study.optuna, study.optuna.trials[-1])
+    assert sampler == "tpe" or set(parameters) == {"num_steps", "topk", "fill"}
+    assert SPACE.contains(study.ask().configuration)
+
+
+def test_second_timing_worker_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with FileLock(path), pytest.raises(ValueError, match="another sweep is timing"), timing_lock(path):
+        pytest.fail("two workers timed at once")
+    with timing_lock(path):
+        pass
+
+
+def test_grid_needs_no_sampler_of_its_own() -> None:
+    assert isinstance(make_sampler("grid", 0), optuna.samplers.TPESampler)
+    assert json.dumps(CHAIN.as_dict())
