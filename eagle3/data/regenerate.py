@@ -53,7 +53,10 @@ def regenerate(
         identity: what else the answers depend on (target hash, prompts hash); kept beside the shards.
 
     Returns:
-        The manifest: counts, reasons, speed.
+        The manifest: counts and reasons.
+
+    Raises:
+        ValueError: if two prompts have one id.
     """
     sampling = Sampling(settings.temperature, settings.top_k, settings.top_p, seed)
     key = hash_object({"settings": settings.model_dump(), "seed": seed, **identity})
@@ -111,7 +114,11 @@ def _requests(
     """The token ids of every prompt; those that leave no room for an answer are left out and counted."""
     requests: dict[str, Request] = {}
     left_out: Counter[str] = Counter()
+    seen: set[str] = set()
     for prompt, _ in prompts:
+        if prompt.id in seen:
+            raise ValueError(f"prompt id {prompt.id!r} occurs twice; an answer is kept under its prompt's id")
+        seen.add(prompt.id)
         segments = _segments(target, prompt)
         if len(segments[0]) + min(settings.max_new_tokens, 16) > settings.max_length:
             left_out["prompt too long"] += 1

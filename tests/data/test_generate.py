@@ -105,13 +105,13 @@ def test_capturing_does_not_change_a_row(target: Target, alone: dict[str, Answer
         assert row.target_argmax == ()
 
 
-def test_id_and_seed_decide_what_is_sampled(target: Target) -> None:
+def test_id_and_seed_decide_what_is_sampled(tiny_target: Target) -> None:
     same = prompt(6, 0)
-    rows = answered(target, [Request("a", (same,)), Request("b", (same,))], max_new_tokens=30)
+    rows = answered(tiny_target, [Request("a", (same,)), Request("b", (same,))], max_new_tokens=30)
     assert rows["a"].token_ids != rows["b"].token_ids
-    again = answered(target, [Request("a", (same,))], max_new_tokens=30)
+    again = answered(tiny_target, [Request("a", (same,))], max_new_tokens=30)
     assert again["a"].token_ids == rows["a"].token_ids
-    other = answered(target, [Request("a", (same,))], Sampling(1.0, seed=4), max_new_tokens=30)
+    other = answered(tiny_target, [Request("a", (same,))], Sampling(1.0, seed=4), max_new_tokens=30)
     assert other["a"].token_ids != rows["a"].token_ids
 
 
