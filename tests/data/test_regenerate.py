@@ -24,20 +24,6 @@ from eagle3.provenance import hash_tree
 PROFILES = Path(__file__).parents[2] / "profiles"
 DEFAULT = parse_settings(read_profile("default", PROFILES)).regenerate
 WORDS = ["the", "quick", "brown", "fox", "jumps", "the", "lazy", "dog", "asks", "a", "question"]
-    "the",
-    "quick",
-    "brown",
-    "fox",
-    "jumps",
-    "over",
-    "the",
-    "lazy",
-    "dog",
-    "and",
-    "asks",
-    "a",
-    "question",
-]
 PROMPTS = [
     (
         Prompt(
