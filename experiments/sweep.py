@@ -4,6 +4,7 @@ import shlex
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from cli import choose_device, read_settings, stage_parser
@@ -14,6 +15,7 @@ from eagle3.tracking import TrackedRun, Tracker
 
 if TYPE_CHECKING:
     from eagle3.tuning.finalists import Outcome
+    from eagle3.tuning.setup import Session
     from eagle3.tuning.study import Record
 
 RESULTS = paths.REPORTS / "sweep.json"
@@ -65,122 +67,81 @@ def preview(settings: Settings, arguments: Namespace) -> str:
     if arguments.what_if:
         return preview.describe_other_machine(records, space, *arguments.what_if)
     wanted = settings.sweep
-    first = (
-        setup.grid_trials(settings, space)
-        if arguments.sampler == "grid"
-        else setup.first_trials(settings, space)
-    )
+    first = setup.trials_to_enqueue(settings, space, arguments.sampler)
     prompts = task_prompts(paths.TASKS, wanted.tasks, "tuning", wanted.prompts_per_task)
     answers = wanted.repeats * sum(len(prompt.turns) for prompt in prompts)
     seconds = preview.expected_trial_seconds(records, EVALUATION, answers, wanted.max_new_tokens)
     return preview.describe_plan(space, first[:10], arguments.trials, records, prompts, seconds)
 
 
-def sweep(settings: Settings, arguments: Namespace, tracker: Tracker, run: TrackedRun) -> "Outcome | None":
-    """Run the trials, measure the best again, write the results; the trials' part is written in any case."""
-    from eagle3.tuning import setup
-    from eagle3.tuning.best import sglang_flags, write_best
+def sweep(session: "Session", arguments: Namespace, tracker: Tracker) -> "Outcome | None":
+    """Run the trials and measure the best again; what was measured is written and tracked in any case."""
     from eagle3.tuning.figures import write_figures
-    from eagle3.tuning.finalists import choose_finalists
-    from eagle3.tuning.results import sweep_results, trial_row
+    from eagle3.tuning.results import sweep_results
     from eagle3.tuning.runner import Plan, Runner
-    from eagle3.tuning.study import Study, ranked, timing_lock
 
-    seed = settings.seed if arguments.seed is None else arguments.seed
-    space = setup.make_space(settings)
-    first = (
-        setup.grid_trials(settings, space)
-        if arguments.sampler == "grid"
-        else setup.first_trials(settings, space)
-    )
-    marks, made_by = setup.fingerprint(settings), origin()
-    folder = FOLDER / arguments.study
-    folder.mkdir(parents=True, exist_ok=True)
-    with timing_lock():
-        bench = setup.load_workbench(settings, choose_device())
-        workload = setup.tuning_workload(settings, bench)
-        identity = setup.identity_of(settings, space, workload, marks)
-        study = Study.open(arguments.study, arguments.storage, space, identity, arguments.sampler, seed)
-        for number in study.revive():
-            print(f"trial {number} was killed; it is run again")
+    folder, made_by, outcome = FOLDER / arguments.study, origin(), None
+    plan = Plan(arguments.trials, arguments.timeout, session.settings.sweep.early_stop, session.settings.seed)
+    with tracker.run("sweep", f"sweep {arguments.study}") as run:
         run.log_tags({"study": arguments.study, "sampler": arguments.sampler})
-
-        def track_trial(record: "Record") -> None:
-            row = trial_row(record, seed)
-            name = space.label(record.configuration) if record.configuration is not None else ""
-            with tracker.run("sweep", f"trial {record.number}: {name}", parent=run) as child:
-                child.log_params({**(row["params"] or {}), "source": row["source"]})
-                child.log_metrics(
-                    {key: value for key, value in row.items() if isinstance(value, int | float)}
-                )
-                child.log_metrics(
-                    {f"round_ms.{key}": value for key, value in (row["round_ms"] or {}).items()}
-                )
-                child.log_tags({"state": row["state"], "reason": row["reason"], "study": arguments.study})
-
-        plan = Plan(arguments.trials, arguments.timeout, settings.sweep.early_stop, seed)
-        runner = Runner(study, workload, bench.vanilla(), bench.decoder, plan, on_trial=track_trial)
-        runner.enqueue(first)
-        outcome = None
+        runner = Runner(
+            session.study,
+            session.workload,
+            session.bench.vanilla(),
+            session.bench.decoder,
+            plan,
+            on_trial=lambda record: track_trial(tracker, run, session, record),
+        )
         try:
             runner.run()
-            defaults = setup.default_configurations(settings, space)
-            ranking = ranked(study.records())
-            if ranking:
-                finalists = choose_finalists(ranking, defaults, space, settings.sweep.held_out.finalists)
-                outcome = setup.measure_finalists(
-                    settings, bench, finalists, marks, folder / "held_out", made_by
-                )
+            if finalists := session.finalists():
+                print(f"on held-out prompts: {', '.join(finalist.name for finalist in finalists)}")
+                outcome = session.measure_finalists(finalists, folder / "held_out", made_by)
         finally:
-            results = sweep_results(study.records(), space, identity, seed, outcome, made_by)
+            records = session.study.records()
+            results = sweep_results(records, session.space, session.identity, plan.seed, outcome, made_by)
             write_json(RESULTS, results)
             run.log_artifact(RESULTS)
             for figure in write_figures(results, folder / "figures"):
                 run.log_artifact(figure, "figures")
-    if outcome is not None and outcome.winner is not None:
-        configuration = outcome.winner.configuration
-        family = settings.drafts[configuration.draft].family
-        flags = sglang_flags(configuration, family, paths.DRAFTS / configuration.draft)
-        write_best(BEST, outcome, flags, marks, made_by["command"])
-        run.log_artifact(BEST)
-        print(f"\nfor SGLang: {flags}\nwritten to {BEST}")
+        if outcome is not None:
+            conclude(run, session, outcome, made_by["command"])
     return outcome
 
 
-def main() -> None:
-    arguments = options().parse_args()
-    settings = read_settings(arguments.params)
-    if arguments.dry_run or arguments.what_if:
-        try:
-            print(preview(settings, arguments))
-        except ValueError as error:
-            sys.exit(str(error))
-        return
-    tracker = Tracker.open(settings)
-    try:
-        with tracker.run("sweep", f"sweep {arguments.study}") as run:
-            outcome = sweep(settings, arguments, tracker, run)
-            if outcome is not None:
-                track_outcome(run, outcome)
-    except KeyboardInterrupt:
-        sys.exit(f"stopped; {RESULTS} has the trials so far, and the same command goes on")
-    if outcome is None:
-        sys.exit(
-            "no trial was measured in full, so that there is nothing to choose from; allow more --trials"
-        )
+def track_trial(tracker: Tracker, run: TrackedRun, session: "Session", record: "Record") -> None:
+    """A run nested under the sweep's."""
+    from eagle3.tuning.results import trial_row
+
+    row = trial_row(record, session.settings.seed)
+    name = session.space.label(record.configuration) if record.configuration is not None else ""
+    numbers = {key: value for key, value in row.items() if isinstance(value, int | float)}
+    parts = {f"round_ms.{key}": value for key, value in (row["round_ms"] or {}).items()}
+    with tracker.run("sweep", f"trial {record.number}: {name}", parent=run) as child:
+        child.log_params({**(row["params"] or {}), "source": row["source"]})
+        child.log_metrics({**numbers, **parts})
+        child.log_tags({"state": row["state"], "reason": row["reason"]})
 
 
-def track_outcome(run: TrackedRun, outcome: "Outcome") -> None:
-    """Print and log the held-out rows and what follows from them."""
+def conclude(run: TrackedRun, session: "Session", outcome: "Outcome", command: str) -> None:
+    """Print and log the held-out rows and what follows from them; write the winner."""
+    from eagle3.tuning.best import sglang_flags, write_best
+
     for row in outcome.rows:
-        interval = bounds(row)
         kind = "tuned" if row["tuned"] else "default"
-        print(f"{row['name']:<40} {kind:<8} {row['speedup']:.2f}x {interval}  tau {row['tau'] or 0:.2f}")
+        print(f"{row['name']:<44} {kind:<8} {row['speedup']:.2f}x {bounds(row)}  tau {row['tau'] or 0:.2f}")
     print(outcome.summary)
-    best = outcome.rows[0]
-    keys = ("speedup", "speedup_low", "speedup_high", "tau")
-    run.log_metrics({f"held_out.{key}": best[key] for key in keys})
     run.log_tags({"summary": outcome.summary, "beats_default": str(outcome.beats_default).lower()})
+    if outcome.winner is None:
+        return
+    keys = ("speedup", "speedup_low", "speedup_high", "tau")
+    run.log_metrics({f"held_out.{key}": outcome.row(outcome.winner)[key] for key in keys})
+    configuration = outcome.winner.configuration
+    family = session.settings.drafts[configuration.draft].family
+    flags = sglang_flags(configuration, family, paths.DRAFTS / configuration.draft)
+    write_best(BEST, outcome, flags, session.marks, command)
+    run.log_artifact(BEST)
+    print(f"for SGLang: {flags}\nwritten to {BEST}")
 
 
 def bounds(row: Mapping[str, Any]) -> str:
@@ -188,6 +149,43 @@ def bounds(row: Mapping[str, Any]) -> str:
     if row["speedup_low"] is None or row["speedup_high"] is None:
         return ""
     return f"[{row['speedup_low']:.2f}, {row['speedup_high']:.2f}]"
+
+
+def main() -> None:
+    arguments = options().parse_args()
+    settings = read_settings(arguments.params)
+    with ExitStack() as stack:
+        try:
+            if arguments.dry_run or arguments.what_if:
+                print(preview(settings, arguments))
+                return
+            session = open_session(settings, arguments, stack)
+        except ValueError as error:
+            sys.exit(str(error))
+        try:
+            outcome = sweep(session, arguments, Tracker.open(settings))
+        except KeyboardInterrupt:
+            sys.exit(f"stopped; {RESULTS} has the trials so far, and the same command goes on")
+    if outcome is None:
+        sys.exit(
+            "no trial was measured in full, so that there is nothing to choose from: allow more --trials"
+        )
+
+
+def open_session(settings: Settings, arguments: Namespace, stack: ExitStack) -> "Session":
+    """The study with what it needs, holding the machine's timing lock as long as the stack is open."""
+    from eagle3.tuning.setup import Session
+    from eagle3.tuning.study import timing_lock
+
+    stack.enter_context(timing_lock())
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    seed = settings.seed if arguments.seed is None else arguments.seed
+    session = Session.open(
+        settings, arguments.study, arguments.storage, arguments.sampler, seed, choose_device()
+    )
+    for number in session.study.revive():
+        print(f"trial {number} was killed; it is run again")
+    return session
 
 
 if __name__ == "__main__":

@@ -45,8 +45,7 @@ def write_best(
     """
     winner = outcome.winner
     assert winner is not None, "no winner to write"
-    row = next(row for row in outcome.rows if row["name"] == winner.name)
-    over = outcome.over_default
+    row, over = outcome.row(winner), outcome.over_default
     write_yaml(
         path,
         {

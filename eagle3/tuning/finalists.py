@@ -36,6 +36,10 @@ class Outcome:
     over_default: Interval | None
     summary: str
 
+    def row(self, finalist: Finalist) -> dict[str, Any]:
+        """The held-out row of a finalist."""
+        return next(row for row in self.rows if row["name"] == finalist.name)
+
     @property
     def beats_default(self) -> bool:
         """Whether the tuned winner is faster than every default beyond noise."""
@@ -119,8 +123,9 @@ def _summary(outcome: Outcome) -> str:
         return (
             "Every configuration changed a token: there is no winner. See the losslessness of the evaluation."
         )
-    speedup = next(row["speedup"] for row in outcome.rows if row["name"] == winner.name)
-    slow = " It is slower than vanilla: do not draft on this machine." if speedup <= 1.0 else ""
+    slow = ""
+    if outcome.row(winner)["speedup"] <= 1.0:
+        slow = " It is no faster than vanilla: do not draft on this machine."
     if not winner.tuned:
         return f"Nothing beats the defaults: {winner.name} is the fastest on held-out prompts.{slow}"
     if default is None or over is None:

@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from eagle3.decoding.generation import Decoder
@@ -56,11 +56,6 @@ class Runner:
         self.vanilla, self.decoder_of = vanilla, decoder_of
         self.say, self.on_trial = say, on_trial
         self._space_size = sum(1 for _ in study.space.configurations())
-
-    def enqueue(self, configurations: Iterable[tuple[str, Configuration]]) -> None:
-        """Have configurations tried before any other, unless they were already; (source, configuration)."""
-        for source, configuration in configurations:
-            self.study.enqueue(configuration, source)
 
     def run(self) -> None:
         """Run until the plan is fulfilled. A KeyboardInterrupt passes through; its trial is run again later.

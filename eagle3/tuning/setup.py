@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,81 @@ from eagle3.measure.rendering import ChatRenderer
 from eagle3.measure.settings import EvaluationSettings
 from eagle3.models.target import Target
 from eagle3.provenance import fingerprint_machine, hash_object, hash_tree
-from eagle3.tuning.finalists import Finalist, Outcome, decide
+from eagle3.tuning.finalists import Finalist, Outcome, choose_finalists, decide
 from eagle3.tuning.space import VANILLA_LIKE, Configuration, Space
+from eagle3.tuning.study import Study, ranked
 from eagle3.tuning.trial import Workload
 from eagle3.tuning.workbench import Workbench, task_prompts
 
 Named = list[tuple[str, Configuration]]
+
+
+@dataclass(frozen=True)
+class Session:
+    """A sweep ready to run: its study, what it decodes with, and what it decodes.
+
+    `marks` are machine, target and drafts; `identity` is all that the trials' times depend on.
+    """
+
+    settings: Settings
+    space: Space
+    bench: Workbench
+    workload: Workload
+    study: Study
+    marks: Mapping[str, Any]
+    identity: Mapping[str, Any]
+
+    @classmethod
+    def open(
+        cls, settings: Settings, name: str, storage: str, sampler: str, seed: int, device: str
+    ) -> "Session":
+        """Load the target, and make or resume the study. To be called while holding the timing lock.
+
+        Raises:
+            ValueError: if something is missing, or the study was measured under other conditions.
+        """
+        space, marks = make_space(settings), fingerprint(settings)
+        bench = load_workbench(settings, device)
+        workload = tuning_workload(settings, bench)
+        identity = identity_of(settings, space, workload, marks)
+        study = Study.open(name, storage, space, identity, sampler, seed)
+        for source, configuration in trials_to_enqueue(settings, space, sampler):
+            study.enqueue(configuration, source)
+        return cls(settings, space, bench, workload, study, marks, identity)
+
+    def finalists(self) -> list[Finalist]:
+        """The best trials and the defaults; empty where no trial was measured in full."""
+        ranking = ranked(self.study.records())
+        defaults = default_configurations(self.settings, self.space)
+        count = self.settings.sweep.held_out.finalists
+        return choose_finalists(ranking, defaults, self.space, count) if ranking else []
+
+    def measure_finalists(
+        self, finalists: list[Finalist], folder: Path, origin: Mapping[str, Any]
+    ) -> Outcome:
+        """Evaluate the finalists on held-out prompts, with everything an evaluation checks, and decide.
+
+        Args:
+            folder: for evaluation.json, per_prompt.parquet, and the journal that a killed run resumes from.
+            origin: recorded with the settings.
+        """
+        wanted, bench = self.settings.sweep.held_out, self.bench
+        report = evaluate(
+            [bench.vanilla(), *(bench.decoder(item.configuration, item.name) for item in finalists)],
+            task_prompts(paths.TASKS, self.settings.sweep.tasks, "held_out", wanted.prompts_per_task),
+            self.workload.renderer,
+            target_rescorer(bench.target),
+            _measuring(self.settings, wanted.max_new_tokens, wanted.repeats),
+            machine=self.marks["machine"],
+            subject={key: self.marks[key] for key in ("target", "drafts")},
+            reports=folder,
+            journal=folder / "journal.jsonl",
+            origin=origin,
+            trees={item.name: item.configuration.tree for item in finalists},
+        )
+        overall = [row for row in report["results"] if row["task"] == "all"]
+        table = pd.read_parquet(folder / "per_prompt.parquet")
+        return decide(finalists, overall, table, self.settings.seed)
 
 
 def make_space(settings: Settings) -> Space:
@@ -40,6 +109,11 @@ def default_configurations(settings: Settings, space: Space) -> dict[str, Config
         if space.contains(configuration):
             found[f"{method.name} of params.yaml"] = configuration
     return found
+
+
+def trials_to_enqueue(settings: Settings, space: Space, sampler: str) -> Named:
+    """What is tried before anything is sampled: the known trees, or the whole grid."""
+    return grid_trials(settings, space) if sampler == "grid" else first_trials(settings, space)
 
 
 def first_trials(settings: Settings, space: Space) -> Named:
@@ -104,39 +178,6 @@ def identity_of(
         },
         "code": code_digest(),
     }
-
-
-def measure_finalists(
-    settings: Settings,
-    bench: Workbench,
-    finalists: list[Finalist],
-    marks: Mapping[str, Any],
-    folder: Path,
-    origin: Mapping[str, Any],
-) -> Outcome:
-    """Evaluate the finalists on held-out prompts, with everything an evaluation checks, and decide.
-
-    Args:
-        marks: the `fingerprint`.
-        folder: for evaluation.json, per_prompt.parquet, and the journal that a killed run resumes from.
-        origin: recorded with the settings.
-    """
-    wanted = settings.sweep.held_out
-    report = evaluate(
-        [bench.vanilla(), *(bench.decoder(item.configuration, item.name) for item in finalists)],
-        task_prompts(paths.TASKS, settings.sweep.tasks, "held_out", wanted.prompts_per_task),
-        ChatRenderer(bench.target.tokenizer, bench.target.eos_token_ids),
-        target_rescorer(bench.target),
-        _measuring(settings, wanted.max_new_tokens, wanted.repeats),
-        machine=marks["machine"],
-        subject={key: marks[key] for key in ("target", "drafts")},
-        reports=folder,
-        journal=folder / "journal.jsonl",
-        origin=origin,
-        trees={item.name: item.configuration.tree for item in finalists},
-    )
-    overall = [row for row in report["results"] if row["task"] == "all"]
-    return decide(finalists, overall, pd.read_parquet(folder / "per_prompt.parquet"), settings.seed)
 
 
 def _measuring(settings: Settings, max_new_tokens: int, repeats: int) -> EvaluationSettings:

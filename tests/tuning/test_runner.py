@@ -1,12 +1,13 @@
 """The loop finds the best configuration, wastes no measurement, and can be stopped at any moment."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from eagle3.tuning.runner import MOST_REPEATS, duration
 from eagle3.tuning.space import Configuration, Space
-from eagle3.tuning.study import known_configurations, measured, ranked
+from eagle3.tuning.study import Study, known_configurations, measured, ranked
 from tests.measure.fakes import FakeDecoder
 from tests.tuning.fakes import SPACE, fake_decoder, open_study, runner
 
@@ -14,10 +15,15 @@ BEST = Configuration("eagle3", 3, 1, 4, "bfloat16", 0)
 TINY = Space(("eagle3",), 2, 2, 4, ("bfloat16",), (0,))  # 1/1/2, 1/2/2, 1/2/3, 2/1/3, 2/2/3, 2/2/4
 
 
+def enqueue(study: Study, configurations: Iterable[tuple[str, Configuration]]) -> None:
+    for source, configuration in configurations:
+        study.enqueue(configuration, source)
+
+
 def test_known_configurations_come_first_and_the_best_is_found(tmp_path: Path) -> None:
     study, lines = open_study(tmp_path), list[str]()
     sweep = runner(study, 12, lines=lines)
-    sweep.enqueue(SPACE.known().items())
+    enqueue(study, SPACE.known().items())
     sweep.run()
     records = study.records()
     assert [record.source for record in records[:2]] == list(SPACE.known())
@@ -74,7 +80,7 @@ def test_interrupted_trial_is_run_again(tmp_path: Path) -> None:
         return decoder
 
     sweep = runner(study, 3, interrupting)
-    sweep.enqueue([("chain", BEST)])
+    enqueue(study, [("chain", BEST)])
     with pytest.raises(KeyboardInterrupt):
         sweep.run()
     assert [(record.state, record.reason) for record in study.records()] == [("fail", "interrupted")]
@@ -94,7 +100,7 @@ def test_single_failure_is_recorded_and_the_sweep_goes_on(tmp_path: Path) -> Non
         return decoder
 
     sweep = runner(study, 3, failing, lines)
-    sweep.enqueue([("chain", BEST)])
+    enqueue(study, [("chain", BEST)])
     sweep.run()
     first = study.records()[0]
     assert (first.state, first.reason) == ("fail", "ValueError: planted failure")
@@ -116,7 +122,7 @@ def test_grid_is_measured_and_nothing_else(tmp_path: Path) -> None:
     study, lines = open_study(tmp_path, "grid"), list[str]()
     grid = SPACE.grid([1, 3], [1, 2], [4, 8])
     sweep = runner(study, 100, lines=lines)
-    sweep.enqueue(("grid", point) for point in grid)
+    enqueue(study, [("grid", point) for point in grid])
     sweep.run()
     assert {record.configuration for record in study.records()} == set(grid)
     assert len(study.records()) == len(grid)
@@ -126,7 +132,7 @@ def test_grid_is_measured_and_nothing_else(tmp_path: Path) -> None:
 def test_gaussian_process_measures_in_full(tmp_path: Path) -> None:
     study = open_study(tmp_path, "gp")
     sweep = runner(study, 6)
-    sweep.enqueue(SPACE.known().items())
+    enqueue(study, SPACE.known().items())
     sweep.run()
     assert all(record.state == "complete" for record in study.records())
 

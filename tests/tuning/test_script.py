@@ -1,0 +1,180 @@
+"""The whole sweep on a tiny random target and draft: trials, resumption, held-out rows, files, MLflow."""
+
+import json
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from mlflow import MlflowClient
+
+from eagle3 import paths
+from eagle3.config import parse_settings
+from eagle3.models.checkpoint import save_draft
+from eagle3.models.target import Target
+from eagle3.parameters import merge, read_profile
+from eagle3.provenance import write_jsonl, write_yaml
+from eagle3.tuning import study
+from eagle3.tuning.best import read_best
+from eagle3.tuning.runner import Runner
+from eagle3.tuning.setup import fingerprint
+from tests.mlflow_template import copy_database
+from tests.models.drafts import random_eagle3
+
+ROOT = Path(__file__).parents[2]
+SMALL: dict[str, Any] = {
+    "tasks": {"names": [], "files": {"quiz": "question.jsonl"}},
+    "evaluate": {
+        "tasks": ["quiz"],
+        "threads": 1,
+        "methods": [
+            {
+                "name": "eagle3",
+                "draft": "eagle3",
+                "tree": {"num_steps": 2, "topk": 1, "num_draft_tokens": 3},
+            }
+        ],
+    },
+    "sweep": {
+        "tasks": ["quiz"],
+        "prompts_per_task": 2,
+        "max_new_tokens": 6,
+        "space": {
+            "max_num_steps": 3,
+            "max_topk": 2,
+            "max_num_draft_tokens": 6,
+            "draft_dtypes": ["float32"],
+        },
+        "held_out": {"finalists": 1, "prompts_per_task": 2, "max_new_tokens": 6, "repeats": 1},
+    },
+}
+RunSweep = Callable[..., None]
+
+
+@pytest.fixture
+def run_sweep(
+    tiny_target_folder: Path,
+    tiny_target: Target,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> RunSweep:
+    """A project with target, draft and tasks; the returned function runs the script in this process."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(ROOT / "experiments")
+    monkeypatch.setattr(study, "TIMING_LOCK", tmp_path / "timing.lock")
+    paths.TARGET.parent.mkdir()
+    paths.TARGET.symlink_to(tiny_target_folder)
+    save_draft(paths.DRAFTS / "eagle3", random_eagle3(tiny_target), tiny_target, {"data": "abc"})
+    rows = [
+        {"id": f"{split}-{index}", "task": "quiz", "split": split, "turns": [f"Why {index}?"]}
+        for split in ("tuning", "held_out")
+        for index in range(3)
+    ]
+    write_jsonl(paths.TASKS / "quiz.jsonl", rows)
+    params = merge(read_profile("default", ROOT / "profiles"), SMALL)
+    write_yaml(Path("params.yaml"), params)
+    copy_database(tmp_path_factory, parse_settings(params), tmp_path)
+
+    def run(*arguments: str) -> None:
+        script = ROOT / "experiments" / "sweep.py"
+        monkeypatch.setattr(sys, "argv", [str(script), *arguments])
+        runpy.run_path(str(script), run_name="__main__")
+
+    return run
+
+
+def results() -> dict[str, Any]:
+    values: dict[str, Any] = json.loads((paths.REPORTS / "sweep.json").read_text())
+    return values
+
+
+def test_from_nothing_to_best_parameters(
+    run_sweep: RunSweep, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_sweep("--dry-run")
+    plan = capsys.readouterr().out
+    # 3 chains; 1/2 to 3 tokens, 2/2 to 6, 3/2 to 6: 2 + 4 + 3 trees.
+    assert "12 feasible configurations, 3 of them chains" in plan
+    assert "measured so far: 0 of 50" in plan
+    assert not (paths.RUNS / "sweep.db").exists()
+
+    # Stopped by hand in the third trial ...
+    report, ended = Runner._report, []
+
+    def stop_after_two(self: Runner, number: int, seconds: float) -> None:
+        report(self, number, seconds)
+        ended.append(number)
+        if len(ended) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Runner, "_report", stop_after_two)
+    with pytest.raises(SystemExit, match="the same command goes on"):
+        run_sweep("--trials", "4")
+    assert len(results()["trials"]) == 2
+    assert results()["held_out"] == []
+
+    # ... the same command goes on, and ends with the winner on held-out prompts.
+    monkeypatch.setattr(Runner, "_report", report)
+    run_sweep("--trials", "4")
+    said = capsys.readouterr().out
+    found = results()
+    measured = [trial for trial in found["trials"] if trial["seconds"] is not None]
+    assert len(measured) == 4
+    assert {trial["state"] for trial in measured} <= {"complete", "pruned"}
+    assert all(trial["different_outputs"] == 0 for trial in measured)
+    assert [trial["source"] for trial in measured[:3]] == ["vanilla-like", "chain", "eagle3 of params.yaml"]
+    rows = found["held_out"]
+    assert [row["tuned"] for row in rows].count(True) == 1
+    assert {"name", "tuned", "speedup", "speedup_low", "speedup_high", "tau"} <= set(rows[0])
+    assert rows == sorted(rows, key=lambda row: -row["speedup"])
+    assert all(row["lossless_failures"] == 0 for row in rows)
+    assert found["summary"] in said
+
+    best = yaml.safe_load((paths.REPORTS / "best_params.yaml").read_text())
+    assert best["name"] == rows[0]["name"]
+    assert best["sglang"] in said
+    assert "--speculative-algorithm EAGLE3" in best["sglang"]
+    settings = parse_settings(yaml.safe_load(Path("params.yaml").read_text()))
+    assert read_best(paths.REPORTS / "best_params.yaml", fingerprint(settings)).name == best["name"]
+
+    check_runs()
+    run_sweep("--what-if", "20", "1")
+    assert "with 20 ms a target forward and 1 ms a draft step" in capsys.readouterr().out
+
+
+def check_runs() -> None:
+    """One run a sweep's execution, with a nested run a trial."""
+    client = MlflowClient(tracking_uri=f"sqlite:///{Path('mlflow.db').resolve()}")
+    experiment = client.get_experiment_by_name("eagle3/sweep")
+    assert experiment is not None
+    runs = client.search_runs([experiment.experiment_id])
+    parents = {run.info.run_id: run for run in runs if "mlflow.parentRunId" not in run.data.tags}
+    children = [run for run in runs if "mlflow.parentRunId" in run.data.tags]
+    assert {run.info.status for run in parents.values()} == {"KILLED", "FINISHED"}
+    assert len(children) == 4
+    for child in children:
+        assert child.data.tags["mlflow.parentRunId"] in parents
+        assert child.data.tags["state"] in ("complete", "pruned")
+        assert {"num_steps", "topk", "num_draft_tokens"} <= set(child.data.params)
+        assert {"tau", "round_ms.verify"} <= set(child.data.metrics)
+    [finished] = [run for run in parents.values() if run.info.status == "FINISHED"]
+    assert "held_out.speedup" in finished.data.metrics
+    artifacts = {item.path for item in client.list_artifacts(finished.info.run_id)}
+    assert {"sweep.json", "best_params.yaml", "figures"} <= artifacts
+
+
+def test_other_draft_is_refused_with_the_way_out(run_sweep: RunSweep, tiny_target: Target) -> None:
+    run_sweep("--trials", "1", "--sampler", "grid")
+    save_draft(paths.DRAFTS / "eagle3", random_eagle3(tiny_target, seed=1), tiny_target, {"data": "abc"})
+    with pytest.raises(SystemExit, match=r"drafts\.eagle3 was .* --study"):
+        run_sweep("--trials", "2")
+    run_sweep("--trials", "1", "--study", "second")
+
+
+def test_what_if_without_trials_says_what_to_do(run_sweep: RunSweep) -> None:
+    with pytest.raises(SystemExit, match="run at least three trials first"):
+        run_sweep("--what-if", "20", "1")
