@@ -1,0 +1,94 @@
+"""A sweep section that cannot work is refused before anything starts; the rest becomes space and grid."""
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from eagle3.config import Settings, parse_settings
+from eagle3.decoding.sampling import Sampling
+from eagle3.parameters import SettingsError, read_profile
+from eagle3.provenance import write_jsonl
+from eagle3.tuning.setup import default_configurations, first_trials, grid_trials, make_space
+from eagle3.tuning.workbench import WithThreads, task_prompts
+from tests.measure.fakes import FakeDecoder
+
+PROFILES = Path(__file__).parents[2] / "profiles"
+
+
+def settings(*path: str, value: Any = None) -> Settings:
+    """The default profile, with one value of the section `sweep` replaced."""
+    values = copy.deepcopy(read_profile("default", PROFILES))
+    inner = values["sweep"]
+    for key in path[:-1]:
+        inner = inner[key]
+    if path:
+        inner[path[-1]] = value
+    return parse_settings(values)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "parts"),
+    [
+        (("space", "drafts"), ["egale"], ["sweep.space.drafts", "'egale'", "eagle, eagle3"]),
+        (("tasks",), ["chess"], ["sweep.tasks", "'chess'", "tasks.names"]),
+        (("space", "max_num_draft_tokens"), 8, ["sweep.space", "max_num_steps = 8", "needs 9"]),
+        (("early_stop",), 1.0, ["sweep.early_stop", "less than 1"]),
+    ],
+)
+def test_refusal_names_key_value_and_remedy(path: tuple[str, ...], value: Any, parts: list[str]) -> None:
+    with pytest.raises(SettingsError) as caught:
+        settings(*path, value=value)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_default_profile_tries_what_others_use_first() -> None:
+    wanted = settings()
+    space = make_space(wanted)
+    first = {space.label(item): name for name, item in first_trials(wanted, space)}
+    assert list(first) == ["1/1/2", "3/1/4", "5/4/8", "7/10/60", "5/8/64"]
+    assert "1/1/2" not in {space.label(item) for item in default_configurations(wanted, space).values()}
+
+
+def test_default_grid_is_tried_in_an_order_of_its_own() -> None:
+    wanted = settings()
+    space = make_space(wanted)
+    points = [point for _, point in grid_trials(wanted, space)]
+    assert len(points) == len(set(points)) > 50
+    assert points != sorted(points, key=lambda point: (point.num_steps, point.topk))
+    nothing = settings("grid", value={"num_steps": [1], "topk": [2], "num_draft_tokens": [64]})
+    with pytest.raises(ValueError, match=r"sweep\.grid"):
+        grid_trials(nothing, space)
+
+
+def test_prompts_are_the_first_of_their_split(tmp_path: Path) -> None:
+    rows = [
+        {"id": f"{split}-{index}", "split": split, "turns": ["Why?"]}
+        for index in range(3)
+        for split in ("tuning", "held_out")
+    ]
+    write_jsonl(tmp_path / "quiz.jsonl", rows)
+    assert [prompt.id for prompt in task_prompts(tmp_path, ["quiz"], "tuning", 2)] == ["tuning-0", "tuning-1"]
+    with pytest.raises(ValueError, match="no prompt of the other split"):
+        task_prompts(tmp_path, ["quiz"], "other", 2)
+
+
+def test_threads_are_set_for_each_decoder() -> None:
+    before = torch.get_num_threads()
+    try:
+        seen: list[int] = []
+
+        def look(prompt_ids: Sequence[int]) -> bool:
+            seen.append(torch.get_num_threads())
+            return False
+
+        for threads in (2, 1):
+            decoder = FakeDecoder("trial", fail=look)
+            WithThreads(decoder, threads).generate([1, 2], 3, Sampling())
+        assert seen == [2, 1]
+    finally:
+        torch.set_num_threads(before)
