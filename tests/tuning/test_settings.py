@@ -50,7 +50,7 @@ def test_default_profile_tries_what_others_use_first() -> None:
     wanted = settings()
     space = make_space(wanted)
     first = {space.label(item): name for name, item in first_trials(wanted, space)}
-    assert list(first) == ["1/1/2", "3/1/4", "5/4/8", "7/10/60", "5/8/64"]
+    assert list(first)[:5] == ["1/1/2", "3/1/4", "5/4/8", "7/10/60", "5/8/64"]  # then the profile's own
     assert "1/1/2" not in {space.label(item) for item in default_configurations(wanted, space).values()}
 
 
