@@ -6,6 +6,7 @@ from typing import Any
 
 import optuna
 from matplotlib.figure import Figure as Canvas
+from matplotlib.ticker import MaxNLocator
 
 from eagle3.report.style import COLOURS, NEUTRAL, WIDTH, styled, subplots, write_png
 from eagle3.report.sweep import finished_trials, sweep_figure
@@ -19,11 +20,12 @@ Trial = Mapping[str, Any]
 
 def write_figures(results: Mapping[str, Any], folder: Path) -> list[Path]:
     """Draw what the results (see `results.sweep_results`) allow; returns the files written."""
-    trials = finished_trials(results)
+    trials = estimated_trials(results)
     drawn: dict[str, Canvas] = {}
     with styled():
-        if trials:
+        if finished_trials(results):
             drawn["trials"] = sweep_figure(results)
+        if trials:
             drawn["slices"] = slices_figure(trials)
             drawn["contour"] = contour_figure(trials)
         if importances := parameter_importances(trials):
@@ -35,27 +37,41 @@ def write_figures(results: Mapping[str, Any], folder: Path) -> list[Path]:
     return [folder / f"{name}.png" for name in drawn]
 
 
+def estimated_trials(results: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Trials that measured something, with their "estimate": the speedup, or what it was when stopped."""
+    measured = [trial for trial in results["trials"] if trial["state"] in ("complete", "pruned")]
+    keys = {"complete": "speedup", "pruned": "partial_speedup"}
+    return [{**trial, "estimate": float(trial[keys[trial["state"]]])} for trial in measured]
+
+
 def slices_figure(trials: Sequence[Trial]) -> Canvas:
-    """Speedup by each parameter of the tree."""
+    """Speedup by each parameter of the tree; trials that were stopped are hollow."""
     canvas, axes = subplots(1, len(TREE_PARAMETERS), WIDTH, 3.0)
+    kinds = {"complete": ("measured in full", COLOURS[0]), "pruned": ("stopped early", "none")}
     for axis, name in zip(axes, TREE_PARAMETERS, strict=True):
-        axis.plot(
-            [trial["params"][name] for trial in trials],
-            [trial["speedup"] for trial in trials],
-            "o",
-            color=COLOURS[0],
-            markersize=4,
-        )
+        for state, (label, fill) in kinds.items():
+            chosen = [trial for trial in trials if trial["state"] == state]
+            axis.plot(
+                [trial["params"][name] for trial in chosen],
+                [trial["estimate"] for trial in chosen],
+                "o",
+                color=COLOURS[0],
+                markerfacecolor=fill,
+                markersize=4,
+                label=label,
+            )
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.axhline(1.0, color=NEUTRAL, linewidth=1.2, linestyle="--")
         axis.set_xlabel(name)
     axes[0].set_ylabel("decode speedup")
+    axes[0].legend()
     return canvas
 
 
 def contour_figure(trials: Sequence[Trial]) -> Canvas:
     """Speedup, as colour, over levels and branching, and over levels and token budget."""
     canvas, axes = subplots(1, 2, WIDTH, 3.3)
-    speedups = [trial["speedup"] for trial in trials]
+    speedups = [trial["estimate"] for trial in trials]
     for axis, name in zip(axes, TREE_PARAMETERS[1:], strict=True):
         points = axis.scatter(
             [trial["params"]["num_steps"] for trial in trials],
@@ -64,6 +80,8 @@ def contour_figure(trials: Sequence[Trial]) -> Canvas:
             cmap="viridis",
             s=36,
         )
+        for side in (axis.xaxis, axis.yaxis):
+            side.set_major_locator(MaxNLocator(integer=True))
         axis.set_xlabel("num_steps")
         axis.set_ylabel(name)
     canvas.colorbar(points, ax=axes, label="decode speedup")
@@ -104,7 +122,7 @@ def parameter_importances(trials: Sequence[Trial]) -> dict[str, float]:
     for trial in trials:
         study.add_trial(
             optuna.create_trial(
-                value=trial["speedup"],
+                value=trial["estimate"],
                 params={name: trial["params"][name] for name in varied},
                 distributions={
                     name: optuna.distributions.IntDistribution(ranges[name][0], ranges[name][-1])
@@ -112,7 +130,7 @@ def parameter_importances(trials: Sequence[Trial]) -> dict[str, float]:
                 },
             )
         )
-    if not varied or len({trial["speedup"] for trial in trials}) < 2:
+    if not varied or len({trial["estimate"] for trial in trials}) < 2:
         return {}
     evaluator = optuna.importance.PedAnovaImportanceEvaluator()
     return dict(optuna.importance.get_param_importances(study, evaluator=evaluator))

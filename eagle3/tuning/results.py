@@ -18,8 +18,8 @@ _PREDICTIONS = 20
 def trial_row(record: Record, seed: int) -> dict[str, Any]:
     """One trial: `speedup` and its interval of all that was known of its configuration when it ended.
 
-    A trial that was stopped early has no speedup: it was measured on some of the prompts. What it had until
-    then is its `partial_speedup`.
+    A trial that was stopped early has no speedup: it was measured on some of the prompts; nor has one that
+    measured nothing. What was known then is their `partial_speedup`.
     """
     known = record.known
     complete = record.state == "complete" and known is not None

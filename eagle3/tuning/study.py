@@ -31,12 +31,12 @@ _ESTIMATE_STEP = 1_000_000
 class Record:
     """One trial. `source` says who chose it; `reason` why it ended as it did; times in seconds.
 
-    A trial without a measurement is one that failed, or one whose configuration was known well enough.
-    `known` is everything measured of its configuration up to and with this trial.
+    A trial of state "known" measured nothing, because its configuration was known well enough. `known` is
+    everything measured of its configuration up to and with this trial.
     """
 
     number: int
-    state: str  # complete, pruned, fail or running
+    state: str  # complete, pruned, known, fail or running
     configuration: Configuration | None
     measurement: Measurement | None
     known: Measurement | None
@@ -225,7 +225,9 @@ class Study:
             records.append(
                 Record(
                     number=trial.number,
-                    state=trial.state.name.lower(),
+                    state="known"
+                    if trial.state == TrialState.COMPLETE and own is None
+                    else trial.state.name.lower(),
                     configuration=configuration,
                     measurement=own,
                     known=known.get(configuration) if configuration is not None else None,

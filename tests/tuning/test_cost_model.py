@@ -13,7 +13,7 @@ from eagle3.tuning.cost_model import (
     level_width,
     prediction_errors,
 )
-from eagle3.tuning.figures import parameter_importances, write_figures
+from eagle3.tuning.figures import estimated_trials, parameter_importances, write_figures
 from eagle3.tuning.measurement import Measurement, PromptTimes, Rounds
 from eagle3.tuning.preview import describe_other_machine, expected_trial_seconds
 from eagle3.tuning.results import sweep_results
@@ -130,7 +130,7 @@ def test_results_are_json_and_figures_are_drawn(tmp_path: Path) -> None:
     assert len(model["predictions"]) == 20
     names = {path.stem for path in write_figures(found, tmp_path)}
     assert names == {"trials", "slices", "contour", "importance", "cost_model"}
-    assert sum(parameter_importances(found["trials"]).values()) == pytest.approx(1.0)
+    assert sum(parameter_importances(estimated_trials(found)).values()) == pytest.approx(1.0)
 
 
 def test_stopped_trial_has_only_a_partial_speedup() -> None:
