@@ -196,7 +196,7 @@ def test_the_best_weights_survive_a_kill(
     assert_equal_weights(weights, judged[0])
 
 
-def test_validation_judges_averaged_weights_and_training_goes_on_with_its_own(
+def test_validation_judges_averaged_weights(
     training: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The average starts at the first weights and moves by 1 - min(ema, (s + 1) / (s + 10)) at step s."""
@@ -222,6 +222,17 @@ def test_validation_judges_averaged_weights_and_training_goes_on_with_its_own(
         step = min(4 * (number + 1), len(expected))
         torch.testing.assert_close(weights[name], expected[step - 1], rtol=1e-5, atol=1e-6)
     assert not torch.equal(expected[-1], trajectory[-1])
+
+
+def test_how_often_it_validates_does_not_change_what_is_trained(training: Training, tmp_path: Path) -> None:
+    """Validation puts the averaged weights into the module for a moment; training goes on with its own."""
+    trained = []
+    for every in (1, 1000):
+        folder = tmp_path / str(every)
+        training.run(folder, settings=train_settings(validate_every=every, token_budget=700))
+        trained.append(torch.load(folder / STATE, weights_only=True))
+    assert_equal_weights(trained[0]["module"], trained[1]["module"])
+    assert_equal_weights(trained[0]["average"], trained[1]["average"])
 
 
 def test_without_averaging_the_trained_weights_are_judged(
