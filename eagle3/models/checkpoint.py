@@ -169,7 +169,7 @@ def _draft_config(
         )
     hidden = int(values["hidden_size"])
     fc = tensors.get("fc.weight")
-    captured = fc.shape[1] // hidden if fc is not None else 0
+    captured = fc.shape[1] // hidden if fc is not None else 1  # a missing one is reported with the rest
     heads = int(values["num_attention_heads"])
     return DraftConfig(
         family=family,
