@@ -11,25 +11,10 @@ from eagle3.tracking import TrackedRun, Tracker
 
 if TYPE_CHECKING:
     from eagle3.decoding.generation import Decoder
-    from eagle3.measure.rendering import Prompt
     from eagle3.models.target import Target
 
 # Of a result, what is compared between runs by `dvc metrics` and `dvc exp show`.
 HEADLINE = ("tau", "speedup", "speedup_low", "speedup_high", "end_to_end_speedup", "tokens_per_second")
-
-
-def held_out_prompts(settings: EvaluateSettings) -> list["Prompt"]:
-    """The first held-out prompts of every task; any prefix of its file is a fair sample."""
-    from eagle3.measure.rendering import Prompt
-
-    prompts = []
-    for task in settings.tasks:
-        with (paths.TASKS / f"{task}.jsonl").open(encoding="utf-8") as stream:
-            rows = [row for row in map(json.loads, stream) if row["split"] == "held_out"]
-        if len(rows) < settings.prompts_per_task:
-            print(f"task {task}: only {len(rows)} held-out prompts of {settings.prompts_per_task} wanted")
-        prompts += [Prompt(task, row["id"], tuple(row["turns"])) for row in rows[: settings.prompts_per_task]]
-    return prompts
 
 
 def build_decoders(target: "Target", settings: EvaluateSettings) -> list["Decoder"]:
@@ -59,6 +44,7 @@ def measure(settings: Settings) -> dict[str, Any]:
 
     from eagle3.measure.evaluation import evaluate
     from eagle3.measure.losslessness import target_rescorer
+    from eagle3.measure.prompts import task_prompts
     from eagle3.measure.rendering import ChatRenderer
     from eagle3.measure.settings import EvaluationSettings
     from eagle3.models.target import Target
@@ -69,7 +55,7 @@ def measure(settings: Settings) -> dict[str, Any]:
     target = Target.load(paths.TARGET, getattr(torch, wanted.dtype), choose_device())
     return evaluate(
         build_decoders(target, wanted),
-        held_out_prompts(wanted),
+        task_prompts(paths.TASKS, wanted.tasks, "held_out", wanted.prompts_per_task),
         ChatRenderer(target.tokenizer, target.eos_token_ids),
         target_rescorer(target),
         EvaluationSettings(

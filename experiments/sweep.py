@@ -57,9 +57,9 @@ def origin() -> dict[str, Any]:
 
 def preview(settings: Settings, arguments: Namespace) -> str:
     """The text of --dry-run or --what-if."""
+    from eagle3.measure.prompts import task_prompts
     from eagle3.tuning import preview, setup
     from eagle3.tuning.study import Study
-    from eagle3.tuning.workbench import task_prompts
 
     space = setup.make_space(settings)
     study = Study.read(arguments.study, arguments.storage, space)

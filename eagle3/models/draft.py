@@ -11,7 +11,8 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from eagle3.decoding.cache import KVCache
-from eagle3.kernels import Ops
+from eagle3.kernels import Ops, select_ops
+from eagle3.models.layers import Rotary
 from eagle3.models.target import Target, TargetOutput
 
 
@@ -189,3 +190,36 @@ def check_weights(ops: Ops, weights: torch.dtype | None, target: Target) -> None
             f"evaluate.draft_dtype: {weights} beside a target in {target.dtype} needs the compiled CPU "
             "kernels; set draft_dtype to the target's dtype"
         )
+
+
+class InferenceDraft:
+    """What drafts prepared for decoding share: checks against the target, kernels, rotary tables, cache."""
+
+    def __init__(
+        self, config: DraftConfig, target: Target, weights: torch.dtype | None, compiled: bool
+    ) -> None:
+        check_fits(config, target)
+        self.config = config
+        self.hidden_size = config.hidden_size
+        self._target = target
+        self._ops = select_ops(target.device, compiled)
+        check_weights(self._ops, weights, target)
+        self.activation_dtype = self._ops.activation_dtype(target.dtype)
+        self._rotary = Rotary(config.rotary().to(target.device), target.device)
+
+    def new_cache(self, capacity: int, batch: int = 1) -> KVCache:
+        """See `Draft.new_cache`."""
+        config = self.config
+        return KVCache(
+            1,
+            batch,
+            config.num_key_value_heads,
+            capacity,
+            config.head_dim,
+            self.activation_dtype,
+            self._target.device,
+        )
+
+    def _embedded(self, token_ids: Tensor) -> Tensor:
+        """The target's embedding of tokens, [B, T] -> [B, T, H]."""
+        return self._target.embed_weight[token_ids].to(self.activation_dtype)

@@ -6,17 +6,15 @@ import torch
 from torch import Tensor, nn
 
 from eagle3.decoding.cache import KVCache
-from eagle3.kernels import select_ops
 from eagle3.models.draft import (
     DraftAttention,
     DraftConfig,
     DraftMLP,
     DraftOutput,
+    InferenceDraft,
     RMSNorm,
-    check_fits,
-    check_weights,
 )
-from eagle3.models.layers import InferenceLayer, Rotary, linear_of, norm_of
+from eagle3.models.layers import InferenceLayer, linear_of, norm_of
 from eagle3.models.target import Target, TargetOutput
 
 
@@ -40,7 +38,7 @@ class EagleModule(nn.Module):
         self.layers = nn.ModuleList([EagleLayer(config)])
 
 
-class EagleDraft:
+class EagleDraft(InferenceDraft):
     """An EAGLE draft prepared for decoding with one target (see models.draft.Draft).
 
     Reads the target's top-layer feature (after the final norm, as the LM head does), predicts the next
@@ -53,33 +51,15 @@ class EagleDraft:
         self, module: EagleModule, target: Target, weights: torch.dtype | None = None, compiled: bool = True
     ) -> None:
         config = module.config
-        check_fits(config, target)
-        self.config = config
-        self.hidden_size = config.hidden_size
+        super().__init__(config, target, weights, compiled)
+        ops = self._ops
         module = module.to(target.device, weights or target.dtype)
-        ops = select_ops(target.device, compiled)
-        check_weights(ops, weights, target)
-        self.activation_dtype = ops.activation_dtype(target.dtype)
-        self._target = target
         self.draft_to_target = torch.arange(config.vocab_size, device=target.device)
         layer = module.layers[0]
         assert isinstance(layer, EagleLayer)
         self._fc = linear_of(ops, module.fc)
         self._layer = InferenceLayer(layer.self_attn, layer.mlp, ops, config.num_attention_heads)
         self._mlp_norm = norm_of(ops, layer.post_attention_layernorm, config.rms_norm_eps)
-        self._rotary = Rotary(config.rotary().to(target.device), target.device)
-
-    def new_cache(self, capacity: int, batch: int = 1) -> KVCache:
-        config = self.config
-        return KVCache(
-            1,
-            batch,
-            config.num_key_value_heads,
-            capacity,
-            config.head_dim,
-            self.activation_dtype,
-            self._target.device,
-        )
 
     def fuse(self, output: TargetOutput) -> Tensor:
         return output.final
@@ -93,7 +73,7 @@ class EagleDraft:
         mask: Tensor | None = None,
         logits: str = "all",
     ) -> DraftOutput:
-        embedded = self._target.embed_weight[token_ids].to(self.activation_dtype)  # [B, T, H]
+        embedded = self._embedded(token_ids)  # [B, T, H]
         x = self._fc(torch.cat((embedded, hidden), dim=-1))
         x = x + self._layer.attend(x, self._rotary.tables(positions, self.activation_dtype), cache, 0, mask)
         x = x + self._layer.feed_forward(self._mlp_norm(x))

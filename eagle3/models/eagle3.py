@@ -6,17 +6,15 @@ import torch
 from torch import Tensor, nn
 
 from eagle3.decoding.cache import KVCache
-from eagle3.kernels import select_ops
 from eagle3.models.draft import (
     DraftAttention,
     DraftConfig,
     DraftMLP,
     DraftOutput,
+    InferenceDraft,
     RMSNorm,
-    check_fits,
-    check_weights,
 )
-from eagle3.models.layers import InferenceLayer, Rotary, linear_of, norm_of
+from eagle3.models.layers import InferenceLayer, linear_of, norm_of
 from eagle3.models.target import Target, TargetOutput
 
 
@@ -80,7 +78,7 @@ class Eagle3Module(nn.Module):
         return self.norm(hidden) if self.config.norm_output else hidden
 
 
-class Eagle3Draft:
+class Eagle3Draft(InferenceDraft):
     """An EAGLE-3 draft prepared for decoding with one target (see models.draft.Draft).
 
     Args:
@@ -96,14 +94,9 @@ class Eagle3Draft:
         self, module: Eagle3Module, target: Target, weights: torch.dtype | None = None, compiled: bool = True
     ) -> None:
         config = module.config
-        check_fits(config, target)
-        self.config = config
-        self.hidden_size = config.hidden_size
+        super().__init__(config, target, weights, compiled)
+        ops = self._ops
         module = module.to(target.device, weights or target.dtype)
-        ops = select_ops(target.device, compiled)
-        check_weights(ops, weights, target)
-        self.activation_dtype = ops.activation_dtype(target.dtype)
-        self._target = target
         self.draft_to_target = module.draft_to_target
         eps = config.rms_norm_eps
         layer = module.midlayer
@@ -115,19 +108,6 @@ class Eagle3Draft:
         self._mlp_norm = norm_of(ops, layer.post_attention_layernorm, eps)
         self._norm = norm_of(ops, module.norm, eps)
         self._lm_head = linear_of(ops, module.lm_head)
-        self._rotary = Rotary(config.rotary().to(target.device), target.device)
-
-    def new_cache(self, capacity: int, batch: int = 1) -> KVCache:
-        config = self.config
-        return KVCache(
-            1,
-            batch,
-            config.num_key_value_heads,
-            capacity,
-            config.head_dim,
-            self.activation_dtype,
-            self._target.device,
-        )
 
     def fuse(self, output: TargetOutput) -> Tensor:
         captured = output.captured
@@ -147,7 +127,7 @@ class Eagle3Draft:
         mask: Tensor | None = None,
         logits: str = "all",
     ) -> DraftOutput:
-        embedded = self._target.embed_weight[token_ids].to(self.activation_dtype)  # [B, T, H]
+        embedded = self._embedded(token_ids)  # [B, T, H]
         inputs = torch.cat((self._input_norm(embedded), self._hidden_norm(hidden)), dim=-1)  # [B, T, 2 H]
         rotary = self._rotary.tables(positions, self.activation_dtype)
         x = hidden + self._layer.attend(inputs, rotary, cache, 0, mask)

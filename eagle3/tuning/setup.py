@@ -13,6 +13,7 @@ from eagle3 import paths
 from eagle3.config import Settings
 from eagle3.measure.evaluation import code_digest, evaluate
 from eagle3.measure.losslessness import target_rescorer
+from eagle3.measure.prompts import task_prompts
 from eagle3.measure.rendering import ChatRenderer
 from eagle3.measure.settings import EvaluationSettings
 from eagle3.models.target import Target
@@ -21,7 +22,7 @@ from eagle3.tuning.finalists import Finalist, Outcome, choose_finalists, decide
 from eagle3.tuning.space import VANILLA_LIKE, Configuration, Space
 from eagle3.tuning.study import Study, ranked
 from eagle3.tuning.trial import Workload
-from eagle3.tuning.workbench import Workbench, task_prompts
+from eagle3.tuning.workbench import Workbench
 
 Named = list[tuple[str, Configuration]]
 

@@ -1,6 +1,5 @@
-"""What a sweep measures with: target, drafts and prompts, each loaded when first needed."""
+"""What a sweep measures with: decoders over one target, whose drafts are loaded when first needed."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,32 +12,12 @@ from eagle3.decoding.generation import Decoder, Generation
 from eagle3.decoding.sampling import Sampling
 from eagle3.decoding.tree import TreeShape
 from eagle3.decoding.vanilla import VanillaDecoder
-from eagle3.measure.rendering import Prompt
 from eagle3.models.checkpoint import load_draft
 from eagle3.tuning.space import Configuration
 
 if TYPE_CHECKING:
     from eagle3.models.draft import Draft
     from eagle3.models.target import Target
-
-
-def task_prompts(folder: Path, tasks: Sequence[str], split: str, count: int) -> list[Prompt]:
-    """The first prompts of a split of every task; any prefix of a task's file is a fair sample.
-
-    Raises:
-        ValueError: if a task has no prompt in the split.
-    """
-    prompts = []
-    for task in tasks:
-        path = folder / f"{task}.jsonl"
-        with path.open(encoding="utf-8") as stream:
-            rows = [row for row in map(json.loads, stream) if row["split"] == split]
-        if not rows:
-            raise ValueError(f"{path} has no prompt of the {split} split: change tasks.tuning_share")
-        if len(rows) < count:
-            print(f"task {task}: only {len(rows)} prompts of the {split} split of {count} wanted")
-        prompts += [Prompt(task, row["id"], tuple(row["turns"])) for row in rows[:count]]
-    return prompts
 
 
 class WithThreads:

@@ -10,10 +10,11 @@ import torch
 
 from eagle3.config import Settings, parse_settings
 from eagle3.decoding.sampling import Sampling
+from eagle3.measure.prompts import task_prompts
 from eagle3.parameters import SettingsError, read_profile
 from eagle3.provenance import write_jsonl
 from eagle3.tuning.setup import default_configurations, first_trials, grid_trials, make_space
-from eagle3.tuning.workbench import WithThreads, task_prompts
+from eagle3.tuning.workbench import WithThreads
 from tests.measure.fakes import FakeDecoder
 
 PROFILES = Path(__file__).parents[2] / "profiles"

@@ -1,0 +1,26 @@
+"""Which prompts are measured: the first ones of a split of each task."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from eagle3.measure.rendering import Prompt
+
+
+def task_prompts(folder: Path, tasks: Sequence[str], split: str, count: int) -> list[Prompt]:
+    """The first prompts of a split of every task; any prefix of a task's file is a fair sample.
+
+    Raises:
+        ValueError: if a task has no prompt in the split.
+    """
+    prompts = []
+    for task in tasks:
+        path = folder / f"{task}.jsonl"
+        with path.open(encoding="utf-8") as stream:
+            rows = [row for row in map(json.loads, stream) if row["split"] == split]
+        if not rows:
+            raise ValueError(f"{path} has no prompt of the {split} split: change tasks.tuning_share")
+        if len(rows) < count:
+            print(f"task {task}: only {len(rows)} prompts of the {split} split of {count} wanted")
+        prompts += [Prompt(task, row["id"], tuple(row["turns"])) for row in rows[:count]]
+    return prompts
