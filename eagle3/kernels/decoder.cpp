@@ -18,6 +18,8 @@ namespace {
 
 constexpr int PANEL = 16;
 constexpr int LANES = 8;
+constexpr int ROWS_AT_ONCE = 6;  // 12 accumulators of the 16 vector registers
+constexpr int64_t K_BLOCK = 256;
 typedef float Vector __attribute__((vector_size(LANES * sizeof(float)), aligned(4)));
 typedef uint16_t Half __attribute__((vector_size(LANES * sizeof(uint16_t)), aligned(2)));
 typedef uint32_t Word __attribute__((vector_size(LANES * sizeof(uint32_t))));
@@ -55,13 +57,16 @@ inline Vector exponential(Vector x) {
 }
 
 // y = x @ W^T. Layout of W: panels of PANEL outputs, packed[n / PANEL][k][n % PANEL], the last padded with zeros.
-// Each output is one sum over ascending k in its own accumulator, whatever the number of rows.
+// Each output is one sum over ascending k in its own accumulator, whatever the number of rows. Between two blocks of k
+// the accumulators wait in `sums` [rows, PANEL]: storing a float and reading it again does not change it.
 template <int ROWS, typename Weight>
-inline void block(const float* x, int64_t x_stride, const Weight* panel, const float* bias, float* y, int64_t y_stride,
-                  int64_t K, int columns) {
+inline void block(const float* x, int64_t x_stride, const Weight* panel, float* sums, int64_t k_count, bool first) {
   Vector low[ROWS], high[ROWS];
-  for (int r = 0; r < ROWS; r++) low[r] = high[r] = Vector{};
-  for (int64_t k = 0; k < K; k++) {
+  for (int r = 0; r < ROWS; r++) {
+    low[r] = first ? Vector{} : load(sums + r * PANEL);
+    high[r] = first ? Vector{} : load(sums + r * PANEL + LANES);
+  }
+  for (int64_t k = 0; k < k_count; k++) {
     // Four kilobytes ahead: without it, waiting for memory and computing take turns instead of overlapping.
     __builtin_prefetch(panel + (k + 64) * PANEL, 0, 3);
     const Vector a = load(panel + k * PANEL), b = load(panel + k * PANEL + LANES);
@@ -72,33 +77,44 @@ inline void block(const float* x, int64_t x_stride, const Weight* panel, const f
     }
   }
   for (int r = 0; r < ROWS; r++) {
-    float out[PANEL];
-    std::memcpy(out, &low[r], sizeof(Vector));
-    std::memcpy(out + LANES, &high[r], sizeof(Vector));
-    if (bias)
-      for (int c = 0; c < columns; c++) out[c] += bias[c];
-    std::memcpy(y + r * y_stride, out, columns * sizeof(float));
+    std::memcpy(sums + r * PANEL, &low[r], sizeof(Vector));
+    std::memcpy(sums + r * PANEL + LANES, &high[r], sizeof(Vector));
   }
 }
 
 template <typename Weight>
 void linear(const float* x, const Weight* packed, const float* bias, float* y, int64_t M, int64_t N, int64_t K) {
   const int64_t panels = (N + PANEL - 1) / PANEL;
-#pragma omp parallel for schedule(static)
-  for (int64_t p = 0; p < panels; p++) {
-    const Weight* panel = packed + p * PANEL * K;
-    const int columns = static_cast<int>(std::min<int64_t>(PANEL, N - p * PANEL));
-    const float* panel_bias = bias ? bias + p * PANEL : nullptr;
-    for (int64_t m = 0; m < M;) {
-      const float* xm = x + m * K;
-      float* ym = y + m * N + p * PANEL;
-      switch (std::min<int64_t>(M - m, 6)) {
-        case 6: block<6>(xm, K, panel, panel_bias, ym, N, K, columns); m += 6; break;
-        case 5: block<5>(xm, K, panel, panel_bias, ym, N, K, columns); m += 5; break;
-        case 4: block<4>(xm, K, panel, panel_bias, ym, N, K, columns); m += 4; break;
-        case 3: block<3>(xm, K, panel, panel_bias, ym, N, K, columns); m += 3; break;
-        case 2: block<2>(xm, K, panel, panel_bias, ym, N, K, columns); m += 2; break;
-        default: block<1>(xm, K, panel, panel_bias, ym, N, K, columns); m += 1; break;
+  // Many rows read a panel many times: a part of it that stays in the first-level cache. Few rows read it once or twice.
+  const int64_t k_block = M > 2 * ROWS_AT_ONCE ? K_BLOCK : K;
+#pragma omp parallel
+  {
+    std::vector<float> sums(M * PANEL);
+#pragma omp for schedule(static)
+    for (int64_t p = 0; p < panels; p++) {
+      const Weight* panel = packed + p * PANEL * K;
+      for (int64_t k = 0; k < K; k += k_block) {
+        const int64_t count = std::min(k_block, K - k);
+        const Weight* part = panel + k * PANEL;
+        for (int64_t m = 0; m < M;) {
+          const float* xm = x + m * K + k;
+          float* sums_m = sums.data() + m * PANEL;
+          switch (std::min<int64_t>(M - m, ROWS_AT_ONCE)) {
+            case 6: block<6>(xm, K, part, sums_m, count, k == 0); m += 6; break;
+            case 5: block<5>(xm, K, part, sums_m, count, k == 0); m += 5; break;
+            case 4: block<4>(xm, K, part, sums_m, count, k == 0); m += 4; break;
+            case 3: block<3>(xm, K, part, sums_m, count, k == 0); m += 3; break;
+            case 2: block<2>(xm, K, part, sums_m, count, k == 0); m += 2; break;
+            default: block<1>(xm, K, part, sums_m, count, k == 0); m += 1; break;
+          }
+        }
+      }
+      const int64_t columns = std::min<int64_t>(PANEL, N - p * PANEL);
+      for (int64_t m = 0; m < M; m++) {
+        float* out = sums.data() + m * PANEL;
+        if (bias)
+          for (int64_t c = 0; c < columns; c++) out[c] += bias[p * PANEL + c];
+        std::memcpy(y + m * N + p * PANEL, out, columns * sizeof(float));
       }
     }
   }
@@ -128,6 +144,74 @@ inline void rotate(const float* x, const float* cos, const float* sin, float* y,
 inline Vector silu(Vector x) {
   const Vector negated = -x > 88.0f ? Vector{} + 88.0f : -x;  // beyond, the result is zero in any case
   return x / (1.0f + exponential(negated));
+}
+
+// The slots that one new token sees: all before `length`, then the visible ones of the new tokens.
+struct Slots {
+  const float *keys, *values;
+  const int64_t* visible;
+  int64_t length, count, padded;
+  int64_t at(int64_t j) const { return j < length ? j : visible[j - length]; }
+};
+
+// The part of `attend` that adds up values, for COUNT vectors of a head from dimension d on.
+template <int HEADS, int COUNT>
+inline void weigh(const Slots& slots, const float* scores, const float* inverse, float* result, int64_t d, int64_t D) {
+  Vector sums[HEADS][COUNT] = {};
+  for (int64_t j = 0; j < slots.count; j++) {
+    const float* value = slots.values + slots.at(j) * D + d;
+    for (int l = 0; l < COUNT; l++) {
+      const Vector part = load(value + l * LANES);
+      for (int g = 0; g < HEADS; g++) sums[g][l] += part * scores[g * slots.padded + j];
+    }
+  }
+  for (int g = 0; g < HEADS; g++)
+    for (int l = 0; l < COUNT; l++) {
+      const Vector scaled = sums[g][l] * inverse[g];
+      std::memcpy(result + g * D + d + l * LANES, &scaled, sizeof(Vector));
+    }
+}
+
+// Attention of HEADS query heads that share keys and values: each of those is loaded once. A head's own sums run as if
+// it were alone. query [HEADS, D], scores: room for [HEADS, padded], result [HEADS, D].
+template <int HEADS>
+inline void attend(const float* query, const Slots& slots, float* scores, float scale, float* result, int64_t D) {
+  const int64_t full = D / LANES * LANES;  // the part of a head that fills vectors
+  float highest[HEADS], inverse[HEADS];
+  for (int g = 0; g < HEADS; g++) highest[g] = -std::numeric_limits<float>::infinity();
+  for (int64_t j = 0; j < slots.count; j++) {
+    const float* key = slots.keys + slots.at(j) * D;
+    Vector dot[HEADS] = {};
+    for (int64_t d = 0; d < full; d += LANES) {
+      const Vector part = load(key + d);
+      for (int g = 0; g < HEADS; g++) dot[g] += load(query + g * D + d) * part;
+    }
+    for (int g = 0; g < HEADS; g++) {
+      float total = sum_lanes(dot[g]);
+      for (int64_t d = full; d < D; d++) total += query[g * D + d] * key[d];
+      scores[g * slots.padded + j] = total * scale;
+      highest[g] = std::max(highest[g], total * scale);
+    }
+  }
+  for (int g = 0; g < HEADS; g++) {
+    float* mine = scores + g * slots.padded;
+    for (int64_t j = slots.count; j < slots.padded; j++) mine[j] = -std::numeric_limits<float>::infinity();
+    Vector totals = {};
+    for (int64_t j = 0; j < slots.padded; j += LANES) {
+      const Vector e = exponential(load(mine + j) - highest[g]);
+      totals += e;
+      std::memcpy(mine + j, &e, sizeof(Vector));
+    }
+    inverse[g] = 1.0f / sum_lanes(totals);
+    for (int64_t d = full; d < D; d++) {
+      float sum = 0.0f;
+      for (int64_t j = 0; j < slots.count; j++) sum += slots.values[slots.at(j) * D + d] * mine[j];
+      result[g * D + d] = sum * inverse[g];
+    }
+  }
+  int64_t d = 0;
+  for (; d + 4 * LANES <= full; d += 4 * LANES) weigh<HEADS, 4>(slots, scores, inverse, result, d, D);
+  for (; d < full; d += LANES) weigh<HEADS, 1>(slots, scores, inverse, result, d, D);
 }
 
 }  // namespace
@@ -176,7 +260,6 @@ void attention(const float* qkv, const float* cos, const float* sin, const float
                const uint8_t* mask, int64_t mask_stride, float scale, float* out, int64_t B, int64_t T, int64_t Hq,
                int64_t Hkv, int64_t D, int64_t S) {
   const int64_t width = (Hq + 2 * Hkv) * D, group = Hq / Hkv;
-  const int64_t full = D / LANES * LANES;  // the part of a head that fills vectors
   int64_t work = 0;
   for (int64_t b = 0; b < B; b++) work += T * (lengths[b] + T);
 #pragma omp parallel if (work > 64)
@@ -195,7 +278,7 @@ void attention(const float* qkv, const float* cos, const float* sin, const float
         std::memcpy(values + slot, value, D * sizeof(float));
       }
     }
-#pragma omp for schedule(dynamic, 4)
+#pragma omp for schedule(dynamic)
     for (int64_t work_item = 0; work_item < B * T * Hkv; work_item++) {
       const int64_t h = work_item % Hkv, t = work_item / Hkv % T, b = work_item / Hkv / T;
       const int64_t length = lengths[b] + T - S;
@@ -205,49 +288,21 @@ void attention(const float* qkv, const float* cos, const float* sin, const float
       const int64_t count = length + visible.size(), padded = (count + LANES - 1) / LANES * LANES;
       const float* key_base = keys + b * row_stride + h * head_stride;
       const float* value_base = values + b * row_stride + h * head_stride;
-      scores.resize(padded);
+      scores.resize(3 * padded);
+      const int64_t token = b * T + t;
       for (int64_t g = 0; g < group; g++) {
-        const int64_t token = b * T + t, head = h * group + g;
-        const float* q = qkv + token * width + head * D;
+        const float* q = qkv + token * width + (h * group + g) * D;
         if (q_norm) normalise(q, q_norm, scratch.data(), D, eps), q = scratch.data();
-        float* query = rotated.data() + g * D;
-        rotate(q, cos + token * D, sin + token * D, query, D);
-        float highest = -std::numeric_limits<float>::infinity();
-        for (int64_t j = 0; j < count; j++) {
-          const float* key = key_base + (j < length ? j : visible[j - length]) * D;
-          Vector dot = {};
-          for (int64_t d = 0; d < full; d += LANES) dot += load(query + d) * load(key + d);
-          float total = sum_lanes(dot);
-          for (int64_t d = full; d < D; d++) total += query[d] * key[d];
-          scores[j] = total * scale;
-          highest = std::max(highest, scores[j]);
-        }
-        for (int64_t j = count; j < padded; j++) scores[j] = -std::numeric_limits<float>::infinity();
-        Vector totals = {};
-        for (int64_t j = 0; j < padded; j += LANES) {
-          const Vector e = exponential(load(scores.data() + j) - highest);
-          totals += e;
-          std::memcpy(scores.data() + j, &e, sizeof(Vector));
-        }
-        const float inverse = 1.0f / sum_lanes(totals);
-        float* result = out + token * Hq * D + head * D;
-        for (int64_t d = full; d < D; d++) {
-          float sum = 0.0f;
-          for (int64_t j = 0; j < count; j++)
-            sum += value_base[(j < length ? j : visible[j - length]) * D + d] * scores[j];
-          result[d] = sum * inverse;
-        }
-        for (int64_t d = 0; d < full; d += 4 * LANES) {
-          Vector sums[4] = {};
-          const int64_t lanes = std::min<int64_t>(4, (full - d) / LANES);
-          for (int64_t j = 0; j < count; j++) {
-            const float* value = value_base + (j < length ? j : visible[j - length]) * D + d;
-            for (int64_t l = 0; l < lanes; l++) sums[l] += load(value + l * LANES) * scores[j];
-          }
-          for (int64_t l = 0; l < lanes; l++) {
-            const Vector scaled = sums[l] * inverse;
-            std::memcpy(result + d + l * LANES, &scaled, sizeof(Vector));
-          }
+        rotate(q, cos + token * D, sin + token * D, rotated.data() + g * D, D);
+      }
+      const Slots slots{key_base, value_base, visible.data(), length, count, padded};
+      for (int64_t g = 0; g < group;) {
+        const float* query = rotated.data() + g * D;
+        float* result = out + (token * Hq + h * group + g) * D;
+        switch (std::min<int64_t>(group - g, 3)) {
+          case 3: attend<3>(query, slots, scores.data(), scale, result, D); g += 3; break;
+          case 2: attend<2>(query, slots, scores.data(), scale, result, D); g += 2; break;
+          default: attend<1>(query, slots, scores.data(), scale, result, D); g += 1; break;
         }
       }
     }
