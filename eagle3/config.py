@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from eagle3.parameters import SettingsError, describe_errors, read_yaml, to_json
 
 if TYPE_CHECKING:
-    from eagle3.decoding.tree import TreeShape
+    from eagle3.decoding.tree import StaticTree, TreeShape
 
 Count = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
@@ -143,6 +143,10 @@ class Eagle3Settings(Section):
     loss: Literal["soft_ce", "lk"]
     test_time: Annotated[tuple[TestTimeSteps, ...], Field(min_length=1)]
     step_decay: Annotated[float, Field(gt=0, le=1)]
+    fused: bool  # false: `fc` reads the top-layer state alone, as EAGLE does (an ablation of the paper)
+    feature_constraint: Annotated[
+        float, Field(ge=0)
+    ]  # weight of EAGLE's feature regression; 0: none, as in EAGLE-3
     fc_norm: bool
     norm_output: bool
 
@@ -156,7 +160,15 @@ class Eagle3Settings(Section):
         return self
 
 
-DraftSettings = Annotated[EagleSettings | Eagle3Settings, Field(discriminator="family")]
+class IndependentSettings(Section):
+    """The small model of speculative sampling: these layers of the target, then trained as the other drafts."""
+
+    family: Literal["independent"]
+    layers: Annotated[tuple[NonNegative, ...], Field(min_length=1)]
+
+
+DraftSettings = Annotated[EagleSettings | Eagle3Settings | IndependentSettings, Field(discriminator="family")]
+HEAD_FAMILIES = ("eagle", "eagle3")
 
 
 class TreeSettings(Section):
@@ -183,12 +195,82 @@ class TreeSettings(Section):
         return TreeShape(self.num_steps, self.topk, self.num_draft_tokens)
 
 
-class MethodSettings(Section):
-    """One row of the comparison: a trained draft decoded with a tree. Vanilla and its A/A arm always run."""
+class HeadMethod(Section):
+    """An EAGLE or EAGLE-3 head with a dynamic tree; ``compile`` runs the draft through torch.compile."""
 
+    drafter: Literal["head"]
     name: Name
     draft: Name
     tree: TreeSettings
+    compile: bool
+
+
+class StaticHeadMethod(Section):
+    """A head with a tree of one fixed form, EAGLE's; ``paths`` null is the published tree of 25 nodes."""
+
+    drafter: Literal["static-head"]
+    name: Name
+    draft: Name
+    paths: tuple[tuple[NonNegative, ...], ...] | None
+
+    @model_validator(mode="after")
+    def _can_be_built(self) -> Self:
+        self.tree  # noqa: B018 (making it checks it)
+        return self
+
+    @property
+    def tree(self) -> "StaticTree":
+        """The tree as the decoder takes it."""
+        from eagle3.decoding.tree import EAGLE_TREE, StaticTree
+
+        return EAGLE_TREE if self.paths is None else StaticTree(self.paths)
+
+
+class AdaptiveHeadMethod(Section):
+    """A head whose tree is chosen each round by expected gain against measured cost; ``tree`` is the largest."""
+
+    drafter: Literal["adaptive-head"]
+    name: Name
+    draft: Name
+    tree: TreeSettings
+
+
+class HybridMethod(Section):
+    """A head that gives way to prompt lookup where the last ``min_ngram`` or more tokens occurred before."""
+
+    drafter: Literal["hybrid"]
+    name: Name
+    draft: Name
+    tree: TreeSettings
+    num_steps: Count
+    min_ngram: Count
+    max_ngram: Count
+
+
+class ModelMethod(Section):
+    """Speculative sampling: an independent small model drafts a chain of ``num_steps`` tokens."""
+
+    drafter: Literal["model"]
+    name: Name
+    draft: Name
+    num_steps: Count
+
+
+class PromptLookupMethod(Section):
+    """A chain copied from the context; no draft model."""
+
+    drafter: Literal["prompt-lookup"]
+    name: Name
+    num_steps: Count
+    min_ngram: Count
+    max_ngram: Count
+
+
+# One row of the comparison each. Vanilla and its A/A arm always run.
+MethodSettings = Annotated[
+    HeadMethod | StaticHeadMethod | AdaptiveHeadMethod | HybridMethod | ModelMethod | PromptLookupMethod,
+    Field(discriminator="drafter"),
+]
 
 
 class EvaluateSettings(Section):
@@ -206,14 +288,30 @@ class EvaluateSettings(Section):
     threads: NonNegative
     methods: Annotated[tuple[MethodSettings, ...], Field(min_length=1)]
 
+    @property
+    def draft_names(self) -> tuple[str, ...]:
+        """The drafts that the methods use, each once."""
+        return tuple(
+            dict.fromkeys(
+                method.draft for method in self.methods if not isinstance(method, PromptLookupMethod)
+            )
+        )
+
     @model_validator(mode="after")
     def _names_are_distinct(self) -> Self:
         names = [method.name for method in self.methods]
         doubled = sorted(
-            {name for name in names if names.count(name) > 1} | {"vanilla", "vanilla-aa"} & set(names)
+            {name for name in names if names.count(name) > 1}
+            | {"vanilla", "vanilla-aa", "tuned"} & set(names)
         )
         if doubled:
             raise ValueError(f"method name {doubled[0]!r} is taken: every method needs a name of its own")
+        for method in self.methods:
+            if isinstance(method, HybridMethod | PromptLookupMethod) and method.min_ngram > method.max_ngram:
+                raise ValueError(
+                    f"method {method.name!r} has min_ngram {method.min_ngram} above max_ngram "
+                    f"{method.max_ngram}: need min_ngram <= max_ngram"
+                )
         for key in ("tasks", "temperatures"):
             values = getattr(self, key)
             if len(set(values)) < len(values):
@@ -297,17 +395,31 @@ class Settings(Section):
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
         for method in self.evaluate.methods:
+            if isinstance(method, PromptLookupMethod):
+                continue
             if method.draft not in self.drafts:
                 known = ", ".join(self.drafts)
                 raise ValueError(
                     f"evaluate.methods: method {method.name!r} has draft {method.draft!r}, which is not "
                     f"trained; name one of drafts ({known}) or add it there"
                 )
+            family = self.drafts[method.draft].family
+            wanted = ("independent",) if isinstance(method, ModelMethod) else HEAD_FAMILIES
+            if family not in wanted:
+                raise ValueError(
+                    f"evaluate.methods: method {method.name!r} has drafter {method.drafter!r}, which needs a "
+                    f"draft of family {' or '.join(wanted)}; {method.draft!r} is of family {family!r}"
+                )
         for draft in self.sweep.space.drafts:
             if draft not in self.drafts:
                 raise ValueError(
                     f"sweep.space.drafts: draft {draft!r} is not trained; choose from "
                     f"{', '.join(self.drafts)} or add it to drafts"
+                )
+            if self.drafts[draft].family not in HEAD_FAMILIES:
+                raise ValueError(
+                    f"sweep.space.drafts: draft {draft!r} is of family {self.drafts[draft].family!r}; the "
+                    f"sweep tunes trees of families {' and '.join(HEAD_FAMILIES)}"
                 )
         tasks = {*self.tasks.names, *self.tasks.files}
         for section, wanted in (("evaluate", self.evaluate.tasks), ("sweep", self.sweep.tasks)):

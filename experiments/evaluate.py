@@ -5,43 +5,24 @@ from typing import TYPE_CHECKING, Any
 
 from cli import choose_device, read_settings, stage_parser
 from eagle3 import paths
-from eagle3.config import EvaluateSettings, Settings
+from eagle3.config import Settings
 from eagle3.provenance import fingerprint_code, hash_tree, write_json
 from eagle3.tracking import TrackedRun, Tracker
 
 if TYPE_CHECKING:
-    from eagle3.decoding.generation import Decoder
-    from eagle3.models.target import Target
+    from eagle3.tuning.best import BestParameters
 
+# The row of what experiments/sweep.py found.
+TUNED = "tuned"
 # Of a result, what is compared between runs by `dvc metrics` and `dvc exp show`.
 HEADLINE = ("tau", "speedup", "speedup_low", "speedup_high", "end_to_end_speedup", "tokens_per_second")
-
-
-def build_decoders(target: "Target", settings: EvaluateSettings) -> list["Decoder"]:
-    """Vanilla and the methods, all over one target; a draft that several methods use is loaded once."""
-    import torch
-
-    from eagle3.decoding.eagle_drafter import EagleDrafter
-    from eagle3.decoding.engine import SpeculativeDecoder
-    from eagle3.decoding.vanilla import VanillaDecoder
-    from eagle3.models.checkpoint import load_draft
-
-    weights, methods = getattr(torch, settings.draft_dtype), settings.methods
-    names = {method.draft for method in methods}
-    drafts = {name: load_draft(paths.DRAFTS / name, target, weights=weights) for name in names}
-    return [
-        VanillaDecoder(target),
-        *(
-            SpeculativeDecoder(target, EagleDrafter(drafts[method.draft], method.tree.shape), method.name)
-            for method in methods
-        ),
-    ]
 
 
 def measure(settings: Settings) -> dict[str, Any]:
     """Evaluate as params.yaml says; returns what evaluation.json holds."""
     import torch
 
+    from eagle3.measure.bench import Bench, describe_drafting
     from eagle3.measure.evaluation import evaluate
     from eagle3.measure.losslessness import target_rescorer
     from eagle3.measure.prompts import task_prompts
@@ -53,8 +34,15 @@ def measure(settings: Settings) -> dict[str, Any]:
     if wanted.threads:
         torch.set_num_threads(wanted.threads)
     target = Target.load(paths.TARGET, getattr(torch, wanted.dtype), choose_device())
+    bench = Bench(target, paths.DRAFTS, getattr(torch, wanted.draft_dtype))
+    decoders = [bench.vanilla(), *(bench.decoder(method) for method in wanted.methods)]
+    drafting = {method.name: describe_drafting(method) for method in wanted.methods}
+    best = tuned_parameters(settings, torch.get_num_threads())
+    if best is not None:
+        decoders.append(bench.tuned(best.configuration, TUNED))
+        drafting[TUNED] = best.configuration.tree
     return evaluate(
-        build_decoders(target, wanted),
+        decoders,
         task_prompts(paths.TASKS, wanted.tasks, "held_out", wanted.prompts_per_task),
         ChatRenderer(target.tokenizer, target.eos_token_ids),
         target_rescorer(target),
@@ -70,15 +58,39 @@ def measure(settings: Settings) -> dict[str, Any]:
         machine=json.loads(paths.MACHINE.read_text(encoding="utf-8")),
         subject={
             "target": hash_tree(paths.TARGET),
-            "drafts": {method.draft: hash_tree(paths.DRAFTS / method.draft) for method in wanted.methods},
+            "drafts": {name: hash_tree(paths.DRAFTS / name) for name in wanted.draft_names},
             "threads": torch.get_num_threads(),
             "device": str(target.device),
         },
         reports=paths.REPORTS,
         journal=paths.RUNS / "evaluation.jsonl",
-        origin={"command": "dvc repro evaluate", **fingerprint_code(paths.REPORTS.resolve().parent)},
-        trees={method.name: method.tree.model_dump() for method in wanted.methods},
+        origin={
+            "command": "dvc repro evaluate",
+            "adaptive_costs_ms": bench.costs,
+            **fingerprint_code(paths.REPORTS.resolve().parent),
+        },
+        trees=drafting,
     )
+
+
+def tuned_parameters(settings: Settings, threads: int) -> "BestParameters | None":
+    """What a sweep found for this machine and these drafts; says why where there is none to use."""
+    from eagle3.tuning.best import read_best
+    from eagle3.tuning.setup import fingerprint
+
+    if not paths.BEST.is_file():
+        return None
+    try:
+        best = read_best(paths.BEST, fingerprint(settings))
+    except ValueError as error:
+        print(f"no tuned row: {error}")
+        return None
+    if best.configuration.threads not in (0, threads):
+        print(
+            f"no tuned row: {paths.BEST} has {best.configuration.threads} threads; set evaluate.threads to it"
+        )
+        return None
+    return best
 
 
 def row_name(result: dict[str, Any]) -> str:

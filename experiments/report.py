@@ -21,7 +21,7 @@ def main() -> None:
 
     from eagle3.report.build import build
 
-    names = dict.fromkeys(method.draft for method in settings.evaluate.methods)
+    names = settings.evaluate.draft_names
     build(
         paths.REPORTS,
         training={name: paths.TRAINING / f"{name}.jsonl" for name in names},

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from eagle3.tuning.study import Record
 
 RESULTS = paths.REPORTS / "sweep.json"
-BEST = paths.REPORTS / "best_params.yaml"
+BEST = paths.BEST
 EVALUATION = paths.REPORTS / "evaluation.json"
 FOLDER = paths.RUNS / "sweep"
 

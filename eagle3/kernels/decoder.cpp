@@ -19,7 +19,7 @@ namespace {
 constexpr int PANEL = 16;
 constexpr int LANES = 8;
 constexpr int ROWS_AT_ONCE = 6;  // 12 accumulators of the 16 vector registers
-constexpr int64_t K_BLOCK = 256;
+constexpr int64_t K_BLOCK = 288, LINES_AHEAD = 64;
 typedef float Vector __attribute__((vector_size(LANES * sizeof(float)), aligned(4)));
 typedef uint16_t Half __attribute__((vector_size(LANES * sizeof(uint16_t)), aligned(2)));
 typedef uint32_t Word __attribute__((vector_size(LANES * sizeof(uint32_t))));
@@ -56,19 +56,23 @@ inline Vector exponential(Vector x) {
   return underflow ? Vector{} : p * (Vector)exponent;
 }
 
-// y = x @ W^T. Layout of W: panels of PANEL outputs, packed[n / PANEL][k][n % PANEL], the last padded with zeros.
+// y = x @ W^T. Layout of W: panels of PANEL outputs, packed[n / PANEL][k][n % PANEL], the last padded with zeros: one k of
+// a panel of float32 is one cache line, and all of W is one stream of them.
 // Each output is one sum over ascending k in its own accumulator, whatever the number of rows. Between two blocks of k
-// the accumulators wait in `sums` [rows, PANEL]: storing a float and reading it again does not change it.
+// the accumulators wait in `sums` [ROWS, PANEL]: storing a float and reading it again does not change it.
+//
+// ahead, share: while it computes, the block asks for lines ahead, ahead + share, ahead + 2 share, ... of the stream.
+// Without it, waiting for memory and computing take turns instead of overlapping.
 template <int ROWS, typename Weight>
-inline void block(const float* x, int64_t x_stride, const Weight* panel, float* sums, int64_t k_count, bool first) {
+inline void block(const float* x, int64_t x_stride, const Weight* panel, float* sums, int64_t k_count, bool first,
+                  const Weight* ahead, float share) {
   Vector low[ROWS], high[ROWS];
   for (int r = 0; r < ROWS; r++) {
     low[r] = first ? Vector{} : load(sums + r * PANEL);
     high[r] = first ? Vector{} : load(sums + r * PANEL + LANES);
   }
   for (int64_t k = 0; k < k_count; k++) {
-    // Four kilobytes ahead: without it, waiting for memory and computing take turns instead of overlapping.
-    __builtin_prefetch(panel + (k + 64) * PANEL, 0, 3);
+    __builtin_prefetch(ahead + static_cast<int64_t>(k * share) * PANEL, 0, 3);
     const Vector a = load(panel + k * PANEL), b = load(panel + k * PANEL + LANES);
     for (int r = 0; r < ROWS; r++) {
       const float value = x[r * x_stride + k];
@@ -85,8 +89,11 @@ inline void block(const float* x, int64_t x_stride, const Weight* panel, float* 
 template <typename Weight>
 void linear(const float* x, const Weight* packed, const float* bias, float* y, int64_t M, int64_t N, int64_t K) {
   const int64_t panels = (N + PANEL - 1) / PANEL;
-  // Many rows read a panel many times: a part of it that stays in the first-level cache. Few rows read it once or twice.
-  const int64_t k_block = M > 2 * ROWS_AT_ONCE ? K_BLOCK : K;
+  // Rows are computed in groups of nearly equal size. With several groups, a block of k is read from memory by the
+  // first and from the first-level cache by the others, while every group asks for its share of the next block.
+  const int64_t groups = (M + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
+  const int64_t k_block = groups > 1 ? std::min(K, K_BLOCK) : K;
+  const float share = 1.0f / groups;
 #pragma omp parallel
   {
     std::vector<float> sums(M * PANEL);
@@ -96,17 +103,21 @@ void linear(const float* x, const Weight* packed, const float* bias, float* y, i
       for (int64_t k = 0; k < K; k += k_block) {
         const int64_t count = std::min(k_block, K - k);
         const Weight* part = panel + k * PANEL;
-        for (int64_t m = 0; m < M;) {
+        for (int64_t group = 0, m = 0; group < groups; group++) {
+          const int64_t rows = (M - m) / (groups - group);
           const float* xm = x + m * K + k;
           float* sums_m = sums.data() + m * PANEL;
-          switch (std::min<int64_t>(M - m, ROWS_AT_ONCE)) {
-            case 6: block<6>(xm, K, part, sums_m, count, k == 0); m += 6; break;
-            case 5: block<5>(xm, K, part, sums_m, count, k == 0); m += 5; break;
-            case 4: block<4>(xm, K, part, sums_m, count, k == 0); m += 4; break;
-            case 3: block<3>(xm, K, part, sums_m, count, k == 0); m += 3; break;
-            case 2: block<2>(xm, K, part, sums_m, count, k == 0); m += 2; break;
-            default: block<1>(xm, K, part, sums_m, count, k == 0); m += 1; break;
+          const int64_t distance = groups > 1 ? count + group * count / groups : LINES_AHEAD;
+          const Weight* ahead = part + distance * PANEL;
+          switch (rows) {
+            case 6: block<6>(xm, K, part, sums_m, count, k == 0, ahead, share); break;
+            case 5: block<5>(xm, K, part, sums_m, count, k == 0, ahead, share); break;
+            case 4: block<4>(xm, K, part, sums_m, count, k == 0, ahead, share); break;
+            case 3: block<3>(xm, K, part, sums_m, count, k == 0, ahead, share); break;
+            case 2: block<2>(xm, K, part, sums_m, count, k == 0, ahead, share); break;
+            default: block<1>(xm, K, part, sums_m, count, k == 0, ahead, share); break;
           }
+          m += rows;
         }
       }
       const int64_t columns = std::min<int64_t>(PANEL, N - p * PANEL);

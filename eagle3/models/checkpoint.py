@@ -70,7 +70,9 @@ def config_json(config: DraftConfig, target: Target) -> dict[str, Any]:
         for option in ("fc_norm", "norm_output"):
             if getattr(config, option):
                 result[option] = True
-        if target.capture_layers != published_capture_layers(target.num_layers):
+        if not config.fused:
+            result["eagle_config"] = {"use_aux_hidden_state": False}
+        elif target.capture_layers != published_capture_layers(target.num_layers):
             layers = list(target.capture_layers)
             result["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [layer - 1 for layer in layers]}
             result["eagle_aux_hidden_state_layer_ids"] = layers
@@ -137,7 +139,7 @@ def load_draft(
     """
     module = load_module(folder, family)
     manifest = folder / MANIFEST
-    if manifest.exists() and isinstance(module, Eagle3Module):
+    if manifest.exists() and isinstance(module, Eagle3Module) and module.config.fused:
         layers = json.loads(manifest.read_text(encoding="utf-8")).get("capture_layers")
         if layers is not None and tuple(layers) != target.capture_layers:
             raise ValueError(
@@ -186,6 +188,7 @@ def _draft_config(
         max_position_embeddings=int(values.get("max_position_embeddings") or 2048),
         fc_norm=bool(values.get("fc_norm", False)),
         norm_output=bool(values.get("norm_output", False)),
+        fused=bool((values.get("eagle_config") or {}).get("use_aux_hidden_state", True)),
     )
 
 

@@ -34,6 +34,7 @@ class DraftConfig:
     max_position_embeddings: int
     fc_norm: bool = False
     norm_output: bool = False
+    fused: bool = True  # EAGLE-3 only: false, `fc` reads the final state instead of the captured ones
 
     @classmethod
     def for_target(
@@ -45,6 +46,7 @@ class DraftConfig:
         intermediate_size: int | None = None,
         fc_norm: bool = False,
         norm_output: bool = False,
+        fused: bool = True,
     ) -> DraftConfig:
         """A draft of the target's own proportions, unless said otherwise."""
         config = target.config
@@ -57,12 +59,13 @@ class DraftConfig:
             intermediate_size=intermediate_size or config.intermediate_size,
             vocab_size=config.vocab_size,
             draft_vocab_size=draft_vocab_size or config.vocab_size,
-            num_captured=len(target.capture_layers),
+            num_captured=len(target.capture_layers) if fused else 1,
             rms_norm_eps=float(config.rms_norm_eps),
             rope_parameters=dict(config.rope_parameters),
             max_position_embeddings=config.max_position_embeddings,
             fc_norm=fc_norm,
             norm_output=norm_output,
+            fused=fused,
         )
 
     def rotary(self) -> LlamaRotaryEmbedding:
@@ -169,7 +172,7 @@ def check_fits(config: DraftConfig, target: Target) -> None:
         ("hidden size", config.hidden_size, target.hidden_size),
         ("vocabulary size", config.vocab_size, target.vocab_size),
     ]
-    if config.family == "eagle3":
+    if config.family == "eagle3" and config.fused:
         pairs.append(("number of captured layers", config.num_captured, len(target.capture_layers)))
     different = [f"{name} {mine} (target: {theirs})" for name, mine, theirs in pairs if mine != theirs]
     if different:

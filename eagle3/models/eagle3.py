@@ -62,6 +62,10 @@ class Eagle3Module(nn.Module):
         """Target token id of each draft token, [Vd]."""
         return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
 
+    def reads(self, captured: Tensor, final: Tensor) -> Tensor:
+        """Of the target's states, those that `fc` reads: [..., n * H] or, not fused, [..., H]."""
+        return captured if self.config.fused else final
+
     def fc_inputs(self, captured: Tensor) -> Tensor:
         """The captured states as `fc` reads them, [..., n * H]: normalised with `fc_norm` (EAGLE-3.1)."""
         if not self.config.fc_norm:
@@ -110,7 +114,7 @@ class Eagle3Draft(InferenceDraft):
         self._lm_head = linear_of(ops, module.lm_head)
 
     def fuse(self, output: TargetOutput) -> Tensor:
-        captured = output.captured
+        captured = output.captured if self.config.fused else output.final
         if self._fc_norms is not None:
             parts = captured.split(self.hidden_size, dim=-1)
             captured = torch.cat(

@@ -88,7 +88,7 @@ class Eagle3Objective:
         """
         Args:
             embedding, head: the target's, [V, H].
-            scale: the captured states are divided by it, [n H], and `fc` is trained on the quotient;
+            scale: what `fc` reads is divided by it, [n H], and `fc` is trained on the quotient;
                 `finish` folds it into the weights.
         """
         self.module, self._settings, self._prompt_loss = module, settings, prompt_loss
@@ -103,17 +103,25 @@ class Eagle3Objective:
         total = torch.zeros(())
         weight_sum, supervised, accuracy = 0.0, 0, []
         unroll = Unroll(self.module, self._embedding, self._rotary)
-        for step, output in enumerate(unroll.steps(batch.token_ids, batch.captured / self._scale, count)):
+        for step, output in enumerate(unroll.steps(batch.token_ids, self._reads(batch), count)):
             weights = supervision(batch, step, self._prompt_loss, self.module.t2d)
             chosen = weights > 0
             rows, positions = chosen.nonzero(as_tuple=True)
-            logits = self.module.lm_head(self.module.norm(output[rows, positions]))  # [M, Vd]
+            normed = self.module.norm(output[rows, positions])
+            logits = self.module.lm_head(normed)  # [M, Vd]
             goal = goals[rows, positions + 1 + step]
             decay = self._settings.step_decay**step
             weight = weights[rows, positions]
-            total = total + decay * self._loss(logits, goal, weight) / weight.sum().clamp_min(1)
+            step_loss = self._loss(logits, goal, weight)
+            if self._settings.feature_constraint:
+                feature = batch.final[rows, positions + 1 + step]
+                regression = F.smooth_l1_loss(normed, feature, reduction="none").mean(-1)
+                step_loss = step_loss + self._settings.feature_constraint * (regression * weight).sum()
+            total = total + decay * step_loss / weight.sum().clamp_min(1)
             weight_sum += decay
-            accuracy.append(_accuracy(self.module.draft_to_target, logits, batch, rows, positions, step))
+            accuracy.append(
+                accuracy_on_answers(self.module.draft_to_target, logits, batch, rows, positions, step)
+            )
             supervised = supervised or len(rows)
         return LossTerms(total / weight_sum, tuple(accuracy), supervised)
 
@@ -121,8 +129,11 @@ class Eagle3Objective:
     def predictions(self, batch: Batch, depth: int) -> Iterator[Tensor]:
         mapping = self.module.draft_to_target
         unroll = Unroll(self.module, self._embedding, self._rotary)
-        for output in unroll.steps(batch.token_ids, batch.captured / self._scale, depth):
+        for output in unroll.steps(batch.token_ids, self._reads(batch), depth):
             yield mapping[self.module.lm_head(self.module.norm(output)).argmax(-1)]
+
+    def _reads(self, batch: Batch) -> Tensor:
+        return self.module.reads(batch.captured, batch.final) / self._scale
 
     @torch.no_grad()
     def finish(self) -> None:
@@ -167,7 +178,7 @@ class EagleObjective:
         classification = LOSSES["soft_ce"](logits, goal, weight)
         loss = regression + self._settings.classification_weight * classification
         loss = loss / weight.sum().clamp_min(1)
-        accuracy = _accuracy(self._vocabulary, logits, batch, rows, positions, 0)
+        accuracy = accuracy_on_answers(self._vocabulary, logits, batch, rows, positions, 0)
         return LossTerms(loss, (accuracy,), len(rows))
 
     @torch.no_grad()
@@ -212,7 +223,7 @@ class EagleObjective:
 
 
 @torch.no_grad()
-def _accuracy(
+def accuracy_on_answers(
     mapping: Tensor, logits: Tensor, batch: Batch, rows: Tensor, positions: Tensor, step: int
 ) -> float:
     """Share of answer positions at which the draft's argmax is the target's."""

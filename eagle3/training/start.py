@@ -47,7 +47,11 @@ def start_eagle3(
     solution = _least_squares(
         (
             torch.cat(
-                (module.fc_inputs(batch.captured), _normalised(_next_embedding(batch, target))), dim=-1
+                (
+                    module.fc_inputs(module.reads(batch.captured, batch.final)),
+                    _normalised(_next_embedding(batch, target)),
+                ),
+                dim=-1,
             ),
             batch.final / norm_weight,
             batch,
@@ -90,7 +94,8 @@ def state_scale(module: Eagle3Module, batches: Iterable[Batch]) -> Tensor:
         return torch.ones(module.fc.weight.shape[1])
     total, count = torch.zeros(()), 0
     for batch in batches:
-        total = total + batch.captured.double().square().sum((0, 1))  # padding is zero
+        read = module.reads(batch.captured, batch.final)
+        total = total + read.double().square().sum((0, 1))  # padding is zero
         count += int((batch.lengths - 1).sum())
     return (total / count).sqrt().clamp_min(1e-6).float()
 

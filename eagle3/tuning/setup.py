@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 
 from eagle3 import paths
-from eagle3.config import Settings
+from eagle3.config import HeadMethod, Settings
 from eagle3.measure.evaluation import code_digest, evaluate
 from eagle3.measure.losslessness import target_rescorer
 from eagle3.measure.prompts import task_prompts
@@ -104,6 +104,8 @@ def default_configurations(settings: Settings, space: Space) -> dict[str, Config
     """What a winner has to beat: well-known trees, and those that params.yaml evaluates with these drafts."""
     found = space.known()
     for method in settings.evaluate.methods:
+        if not isinstance(method, HeadMethod) or method.compile:
+            continue
         tree = method.tree
         shape = (tree.num_steps, tree.topk, tree.num_draft_tokens)
         configuration = replace(space.default(shape), draft=method.draft)

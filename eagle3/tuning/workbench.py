@@ -6,17 +6,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from eagle3.decoding.eagle_drafter import EagleDrafter
-from eagle3.decoding.engine import SpeculativeDecoder
 from eagle3.decoding.generation import Decoder, Generation
 from eagle3.decoding.sampling import Sampling
-from eagle3.decoding.tree import TreeShape
-from eagle3.decoding.vanilla import VanillaDecoder
-from eagle3.models.checkpoint import load_draft
+from eagle3.measure.bench import Bench
 from eagle3.tuning.space import Configuration
 
 if TYPE_CHECKING:
-    from eagle3.models.draft import Draft
     from eagle3.models.target import Target
 
 
@@ -43,22 +38,16 @@ class Workbench:
             vary_threads: whether configurations differ in threads; vanilla keeps the current number.
         """
         self.target = target
-        self._folder, self._vary_threads = drafts, vary_threads
+        self._bench, self._vary_threads = Bench(target, drafts, target.dtype), vary_threads
         self._threads = torch.get_num_threads()
-        self._drafts: dict[tuple[str, str], Draft] = {}
 
     def vanilla(self) -> Decoder:
         """The baseline."""
-        return self._threaded(VanillaDecoder(self.target), 0)
+        return self._threaded(self._bench.vanilla(), 0)
 
     def decoder(self, configuration: Configuration, name: str = "trial") -> Decoder:
         """The decoder of a configuration."""
-        key = configuration.draft, configuration.draft_dtype
-        if key not in self._drafts:
-            weights = getattr(torch, configuration.draft_dtype)
-            self._drafts[key] = load_draft(self._folder / key[0], self.target, weights=weights)
-        drafter = EagleDrafter(self._drafts[key], TreeShape(**configuration.tree))
-        return self._threaded(SpeculativeDecoder(self.target, drafter, name), configuration.threads)
+        return self._threaded(self._bench.tuned(configuration, name), configuration.threads)
 
     def _threaded(self, decoder: Decoder, threads: int) -> Decoder:
         return WithThreads(decoder, threads or self._threads) if self._vary_threads else decoder

@@ -1,0 +1,112 @@
+"""Decoders of the methods in params.yaml, all over one target; a draft that several use is loaded once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from eagle3.config import (
+    AdaptiveHeadMethod,
+    HeadMethod,
+    HybridMethod,
+    MethodSettings,
+    ModelMethod,
+    PromptLookupMethod,
+    StaticHeadMethod,
+)
+from eagle3.decoding.adaptive import AdaptiveShape, measure_costs
+from eagle3.decoding.drafter import Drafter
+from eagle3.decoding.eagle_drafter import EagleDrafter
+from eagle3.decoding.engine import SpeculativeDecoder
+from eagle3.decoding.generation import Decoder
+from eagle3.decoding.hybrid_drafter import HybridDrafter
+from eagle3.decoding.independent_drafter import IndependentDrafter
+from eagle3.decoding.prompt_lookup import PromptLookupDrafter
+from eagle3.decoding.tree import TreeShape
+from eagle3.decoding.vanilla import VanillaDecoder
+from eagle3.models.checkpoint import load_draft
+from eagle3.models.draft import Draft
+from eagle3.models.independent import load_independent
+from eagle3.models.target import Target
+
+if TYPE_CHECKING:
+    from eagle3.tuning.space import Configuration
+
+
+class Bench:
+    """Makes decoders over one target.
+
+    `costs` holds what was measured for adaptive trees, by method, in milliseconds.
+    """
+
+    def __init__(self, target: Target, drafts: Path, draft_dtype: torch.dtype) -> None:
+        """
+        Args:
+            drafts: the folder of the drafts' folders.
+            draft_dtype: of the drafts' weights, where a decoder does not ask for another.
+        """
+        self.target = target
+        self.costs: dict[str, dict[str, Any]] = {}
+        self._folder, self._dtype = drafts, draft_dtype
+        self._heads: dict[tuple[str, torch.dtype, bool], Draft] = {}
+        self._models: dict[str, Target] = {}
+
+    def vanilla(self) -> Decoder:
+        """The baseline."""
+        return VanillaDecoder(self.target)
+
+    def decoder(self, method: MethodSettings) -> Decoder:
+        """The decoder of one row of the comparison."""
+        return SpeculativeDecoder(self.target, self._drafter(method), method.name)
+
+    def tuned(self, configuration: Configuration, name: str) -> Decoder:
+        """The decoder of a configuration that a sweep tried."""
+        head = self.head(configuration.draft, getattr(torch, configuration.draft_dtype))
+        return SpeculativeDecoder(self.target, EagleDrafter(head, TreeShape(**configuration.tree)), name)
+
+    def head(self, name: str, dtype: torch.dtype | None = None, compile: bool = False) -> Draft:
+        """A trained head; with `compile` in plain torch behind torch.compile, and the target's dtype."""
+        dtype = self.target.dtype if compile else dtype or self._dtype
+        key = name, dtype, compile
+        if key not in self._heads:
+            draft = load_draft(self._folder / name, self.target, weights=dtype, compiled=not compile)
+            if compile:
+                draft.forward = torch.compile(draft.forward, dynamic=True)  # type: ignore[method-assign]
+            self._heads[key] = draft
+        return self._heads[key]
+
+    def _drafter(self, method: MethodSettings) -> Drafter:
+        if isinstance(method, PromptLookupMethod):
+            return PromptLookupDrafter(method.num_steps, method.max_ngram, method.min_ngram)
+        if isinstance(method, ModelMethod):
+            if method.draft not in self._models:
+                folder = self._folder / method.draft
+                self._models[method.draft] = load_independent(folder, self._dtype, self.target.device)
+            return IndependentDrafter(self._models[method.draft], self.target, method.num_steps)
+        if isinstance(method, HeadMethod):
+            return EagleDrafter(self.head(method.draft, compile=method.compile), method.tree.shape)
+        head = self.head(method.draft)
+        if isinstance(method, StaticHeadMethod):
+            return EagleDrafter(head, method.tree)
+        if isinstance(method, HybridMethod):
+            drafter = EagleDrafter(head, method.tree.shape)
+            return HybridDrafter(drafter, method.num_steps, method.min_ngram, method.max_ngram)
+        assert isinstance(method, AdaptiveHeadMethod)
+        costs = measure_costs(self.target, head, method.tree.shape)
+        self.costs[method.name] = {
+            "verify": [round(1e3 * seconds, 2) for seconds in costs.verify[1:]],
+            "draft_step": round(1e3 * costs.draft_step, 2),
+            "fixed": round(1e3 * costs.fixed, 2),
+        }
+        return EagleDrafter(head, AdaptiveShape(method.tree.shape, costs))
+
+
+def describe_drafting(method: MethodSettings) -> dict[str, int]:
+    """What a method drafts, as the reports show it: the tree in SGLang's names, or the chain's length."""
+    if isinstance(method, PromptLookupMethod | ModelMethod):
+        return {"num_steps": method.num_steps}
+    if isinstance(method, StaticHeadMethod):
+        return {"static_nodes": method.tree.max_nodes}
+    return dict(method.tree.model_dump())

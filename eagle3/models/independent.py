@@ -1,0 +1,97 @@
+"""The draft of speculative sampling: a small model of the target's own architecture, some of its layers."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModel, AutoModelForCausalLM, PretrainedConfig
+
+from eagle3.models.target import Target
+from eagle3.provenance import write_json
+
+MANIFEST = "manifest.json"
+
+
+class IndependentModule(nn.Module):
+    """The trained part: decoder layers and final norm. Embedding and head stay the target's.
+
+    Args:
+        target: gives the architecture and the layers to start from.
+        layers: which of the target's layers, ascending; as many as the small model has.
+
+    Raises:
+        ValueError: for layers that the target does not have.
+    """
+
+    def __init__(self, target: Target, layers: Sequence[int]) -> None:
+        super().__init__()
+        if not layers or list(layers) != sorted(set(layers)) or layers[-1] >= target.num_layers:
+            raise ValueError(
+                f"layers {list(layers)} of an independent draft: name different layers in ascending order, "
+                f"from 0 to {target.num_layers - 1}"
+            )
+        self.config = _with_layers(target.config, layers)
+        self.body = AutoModel.from_config(self.config)
+        self.body.embed_tokens = nn.Identity()  # the target's, frozen, is used from outside
+        source = target.model.model
+        for mine, index in zip(self.body.layers, layers, strict=True):
+            mine.load_state_dict(source.layers[index].state_dict())
+        self.body.norm.load_state_dict(source.norm.state_dict())
+
+    def forward(self, embedded: Tensor) -> Tensor:
+        """Embedded tokens [B, T, H] -> normed hidden states [B, T, H], the head's input. Causal."""
+        hidden: Tensor = self.body(inputs_embeds=embedded, use_cache=False).last_hidden_state
+        return hidden
+
+
+def save_independent(
+    folder: Path, module: IndependentModule, target: Target, manifest: Mapping[str, Any]
+) -> None:
+    """Write a complete Hugging Face model with the target's tokenizer; the manifest comes last."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / MANIFEST).unlink(missing_ok=True)
+    model = AutoModelForCausalLM.from_config(module.config)
+    state = {f"model.{name}": tensor for name, tensor in module.body.state_dict().items()}
+    state["model.embed_tokens.weight"] = target.embed_weight
+    state["lm_head.weight"] = target.lm_head_weight
+    model.load_state_dict(state)
+    model.generation_config = copy.deepcopy(target.model.generation_config)
+    model.save_pretrained(folder)
+    target.tokenizer.save_pretrained(folder)
+    write_json(folder / MANIFEST, dict(manifest))
+
+
+def load_independent(folder: Path, weights: torch.dtype, device: torch.device | str) -> Target:
+    """A small model ready to draft with; `decoding.independent_drafter` checks that it fits the target.
+
+    Raises:
+        ValueError: if the folder holds no such model, or an EAGLE draft.
+    """
+    config = Path(folder) / "config.json"
+    if not config.exists():
+        raise ValueError(
+            f"{folder}: no draft there (config.json is missing); train one: experiments/train.py"
+        )
+    architecture = (json.loads(config.read_text(encoding="utf-8")).get("architectures") or [""])[0]
+    if "Eagle" in architecture:
+        raise ValueError(
+            f"{folder}: holds an {architecture} draft, which cannot decode by itself; speculative sampling "
+            "needs a whole language model: a draft of family independent, or any smaller model of the same "
+            "tokenizer"
+        )
+    return Target.load(folder, weights, str(device), capture_layers=(0,))
+
+
+def _with_layers(config: PretrainedConfig, layers: Sequence[int]) -> PretrainedConfig:
+    smaller = copy.deepcopy(config)
+    smaller.num_hidden_layers = len(layers)
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None:
+        smaller.layer_types = [kinds[index] for index in layers]
+    return smaller
