@@ -144,9 +144,7 @@ class Eagle3Settings(Section):
     test_time: Annotated[tuple[TestTimeSteps, ...], Field(min_length=1)]
     step_decay: Annotated[float, Field(gt=0, le=1)]
     fused: bool  # false: `fc` reads the top-layer state alone, as EAGLE does (an ablation of the paper)
-    feature_constraint: Annotated[
-        float, Field(ge=0)
-    ]  # weight of EAGLE's feature regression; 0: none, as in EAGLE-3
+    feature_constraint: Annotated[float, Field(ge=0)]  # weight of EAGLE's feature regression; 0: none
     fc_norm: bool
     norm_output: bool
 
@@ -161,7 +159,7 @@ class Eagle3Settings(Section):
 
 
 class IndependentSettings(Section):
-    """The small model of speculative sampling: these layers of the target, then trained as the other drafts."""
+    """The small model of speculative sampling: these layers of the target, trained as the other drafts."""
 
     family: Literal["independent"]
     layers: Annotated[tuple[NonNegative, ...], Field(min_length=1)]
@@ -227,7 +225,7 @@ class StaticHeadMethod(Section):
 
 
 class AdaptiveHeadMethod(Section):
-    """A head whose tree is chosen each round by expected gain against measured cost; ``tree`` is the largest."""
+    """A head whose tree is chosen each round by gain and measured cost; ``tree`` is the largest."""
 
     drafter: Literal["adaptive-head"]
     name: Name
@@ -370,6 +368,46 @@ class SweepSettings(Section):
     held_out: FinalSettings
 
 
+class AblationSettings(Section):
+    """One thing changed at a time in an EAGLE-3 draft, all trained on the same rows."""
+
+    draft: Name
+    train_tokens: NonNegative  # distinct; 0: all rows
+    token_budget: Count
+    variants: Annotated[dict[Name, dict[str, Any]], Field(min_length=1)]  # by name, keys of the draft
+
+
+class ScalingSettings(Section):
+    """The same drafts on more and more data."""
+
+    drafts: Annotated[tuple[Name, ...], Field(min_length=1)]
+    train_tokens: Annotated[tuple[Count, ...], Field(min_length=2)]  # distinct
+    epochs: Positive
+
+
+class StudyEvaluation(Section):
+    """How the drafts of a study are decoded with, at temperature 0."""
+
+    tasks: Annotated[tuple[Name, ...], Field(min_length=1)]
+    prompts_per_task: Count
+    max_new_tokens: Annotated[int, Field(ge=2)]
+    repeats: Count
+    tree: TreeSettings
+
+
+def changed_draft(base: Eagle3Settings, changes: dict[str, Any]) -> Eagle3Settings:
+    """A variant of a draft's settings; raises pydantic's ValidationError for impossible changes."""
+    return Eagle3Settings.model_validate_json(to_json({**base.model_dump(), **changes}), strict=True)
+
+
+class StudySettings(Section):
+    """Trainings beside the pipeline: experiments/ablation.py and experiments/scaling.py."""
+
+    ablation: AblationSettings
+    scaling: ScalingSettings
+    evaluate: StudyEvaluation
+
+
 class TrackingSettings(Section):
     """MLflow: ``uri`` null is mlflow.db beside params.yaml; experiments are <experiment>/<stage>."""
 
@@ -390,7 +428,36 @@ class Settings(Section):
     drafts: Annotated[dict[Name, DraftSettings], Field(min_length=1)]
     evaluate: EvaluateSettings
     sweep: SweepSettings
+    studies: StudySettings
     tracking: TrackingSettings
+
+    @model_validator(mode="after")
+    def _studies_agree(self) -> Self:
+        ablation = self.studies.ablation
+        base = self.drafts.get(ablation.draft)
+        if not isinstance(base, Eagle3Settings):
+            raise ValueError(
+                f"studies.ablation.draft: {ablation.draft!r} is no draft of family eagle3; name one of drafts"
+            )
+        for name, changes in ablation.variants.items():
+            if name == ablation.draft:
+                raise ValueError(f"studies.ablation.variants: {name!r} is the unchanged draft's name")
+            try:
+                changed_draft(base, changes)
+            except ValidationError as error:
+                problem = error.errors()[0]
+                place = ".".join(str(part) for part in problem["loc"])
+                raise ValueError(
+                    f"studies.ablation.variants.{name}.{place}: {problem['msg']}; use the keys of "
+                    f"drafts.{ablation.draft}"
+                ) from None
+        for draft in self.studies.scaling.drafts:
+            if draft not in self.drafts or self.drafts[draft].family not in HEAD_FAMILIES:
+                raise ValueError(
+                    f"studies.scaling.drafts: {draft!r} is no draft of families "
+                    f"{' and '.join(HEAD_FAMILIES)}; name some of drafts"
+                )
+        return self
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
@@ -404,11 +471,11 @@ class Settings(Section):
                     f"trained; name one of drafts ({known}) or add it there"
                 )
             family = self.drafts[method.draft].family
-            wanted = ("independent",) if isinstance(method, ModelMethod) else HEAD_FAMILIES
-            if family not in wanted:
+            families = ("independent",) if isinstance(method, ModelMethod) else HEAD_FAMILIES
+            if family not in families:
                 raise ValueError(
                     f"evaluate.methods: method {method.name!r} has drafter {method.drafter!r}, which needs a "
-                    f"draft of family {' or '.join(wanted)}; {method.draft!r} is of family {family!r}"
+                    f"draft of family {' or '.join(families)}; {method.draft!r} is of family {family!r}"
                 )
         for draft in self.sweep.space.drafts:
             if draft not in self.drafts:
@@ -422,7 +489,11 @@ class Settings(Section):
                     f"sweep tunes trees of families {' and '.join(HEAD_FAMILIES)}"
                 )
         tasks = {*self.tasks.names, *self.tasks.files}
-        for section, wanted in (("evaluate", self.evaluate.tasks), ("sweep", self.sweep.tasks)):
+        for section, wanted in (
+            ("evaluate", self.evaluate.tasks),
+            ("sweep", self.sweep.tasks),
+            ("studies.evaluate", self.studies.evaluate.tasks),
+        ):
             for task in wanted:
                 if task not in tasks:
                     raise ValueError(

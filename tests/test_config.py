@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle3.config import Settings, load_settings, parse_settings
+from eagle3.config import HeadMethod, Settings, load_settings, parse_settings
 from eagle3.parameters import SettingsError, flatten, merge, read_profile, read_yaml, write_profile
 
 PROFILES = Path(__file__).parents[1] / "profiles"
@@ -78,9 +78,18 @@ def test_committed_params_have_the_keys_of_the_default_profile() -> None:
         (("drafts", "Big"), {"family": "eagle"}, ["drafts.Big", '"Big"', "a-z"]),
         (("evaluate", "tasks"), [], ["evaluate.tasks", "[]", "at least 1"]),
         (("evaluate", "tasks"), ["chess"], ["evaluate.tasks", "'chess'", "tasks.names"]),
-        (("evaluate", "methods", 0, "draft"), "egale", ["evaluate.methods", "'egale'", "eagle, eagle3"]),
+        (
+            ("evaluate", "methods", 0, "draft"),
+            "egale",
+            ["evaluate.methods", "'egale'", "eagle, small, eagle3"],
+        ),
+        (("evaluate", "methods", 0, "draft"), "eagle3", ["'model'", "family independent", "'eagle3'"]),
+        (("evaluate", "methods", 5, "draft"), "small", ["'head'", "family eagle or eagle3", "'small'"]),
+        (("evaluate", "methods", 1, "max_ngram"), 1, ["prompt-lookup", "min_ngram 2", "max_ngram 1"]),
+        (("evaluate", "methods", 2, "paths"), [[0, 0]], ["evaluate.methods.2", "parent of path (0, 0)"]),
+        (("sweep", "space", "drafts"), ["small"], ["sweep.space.drafts", "'small'", "eagle and eagle3"]),
         (("evaluate", "methods", 0, "name"), "vanilla", ["evaluate", "'vanilla'", "a name of its own"]),
-        (("evaluate", "methods", 0, "tree", "top_k"), 1, ["evaluate.methods.0.tree.top_k", "tree.topk?"]),
+        (("evaluate", "methods", 5, "tree", "top_k"), 1, ["evaluate.methods.5.tree.top_k", "tree.topk?"]),
         (("regenerate", "capture_hidden_states"), False, ["train.hidden_states", "'captured'", "online"]),
     ],
 )
@@ -102,16 +111,17 @@ def test_impossible_tree_is_refused_with_sglangs_constraint(
     tree: tuple[int, int, int], parts: list[str]
 ) -> None:
     keys = ("num_steps", "topk", "num_draft_tokens")
-    message = refusal(("evaluate", "methods", 0, "tree"), dict(zip(keys, tree, strict=True)))
-    assert "evaluate.methods.0.tree" in message
+    message = refusal(("evaluate", "methods", 5, "tree"), dict(zip(keys, tree, strict=True)))
+    assert "evaluate.methods.5.tree" in message
     for part in parts:
         assert part in message
 
 
 def test_largest_possible_tree_is_taken() -> None:
     tree = {"num_steps": 2, "topk": 2, "num_draft_tokens": 7}
-    settings = parse_settings(changed(("evaluate", "methods", 0, "tree"), tree))
-    assert settings.evaluate.methods[0].tree.shape.num_draft_tokens == 7
+    method = parse_settings(changed(("evaluate", "methods", 5, "tree"), tree)).evaluate.methods[5]
+    assert isinstance(method, HeadMethod)
+    assert method.tree.shape.num_draft_tokens == 7
 
 
 def test_missing_key_is_named() -> None:
@@ -220,3 +230,24 @@ def test_every_setting_is_in_the_file() -> None:
     """No defaults hide in the code: what params.yaml shows is what a run depends on."""
     assert set(flatten(parse_settings(DEFAULT).model_dump(mode="json"))) == set(flatten(DEFAULT))
     assert all(field.is_required() for field in Settings.model_fields.values())
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "parts"),
+    [
+        (("studies", "ablation", "draft"), "eagle", ["studies.ablation.draft", "'eagle'", "family eagle3"]),
+        (
+            ("studies", "ablation", "variants", "lk-loss"),
+            {"loss": "mse"},
+            ["studies.ablation.variants.lk-loss.loss", "drafts.eagle3"],
+        ),
+        (("studies", "ablation", "variants", "x"), {"los": "lk"}, ["variants.x.los", "drafts.eagle3"]),
+        (("studies", "ablation", "variants", "eagle3"), {}, ["'eagle3'", "unchanged"]),
+        (("studies", "scaling", "drafts"), ["small"], ["studies.scaling.drafts", "'small'"]),
+        (("studies", "evaluate", "tasks"), ["chess"], ["studies.evaluate.tasks", "'chess'"]),
+    ],
+)
+def test_studies_are_checked_before_anything_is_trained(path: Path_, value: Any, parts: list[str]) -> None:
+    message = refusal(path, value)
+    for part in parts:
+        assert part in message

@@ -30,8 +30,11 @@ INFRASTRUCTURE = {
 
 @cache
 def stages() -> dict[str, dict[str, Any]]:
-    """The stages as DVC makes them, with one stage a draft."""
+    """The stages as DVC makes them, with one stage a draft, and the studies; all run in the root folder."""
     raw = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+    studies = yaml.safe_load((ROOT / "experiments" / "studies" / "dvc.yaml").read_text())["stages"]
+    assert {stage["wdir"] for stage in studies.values()} == {"../.."}
+    raw |= studies
     text = {name: stage for name, stage in raw.items() if "foreach" not in stage}
     for name, stage in raw.items():
         if "foreach" in stage:

@@ -22,6 +22,7 @@ SMALL: dict[str, Any] = {
     "prompts": {
         "self_generated": {"count": 0},
         "files": ["prompts.jsonl"],
+        "wheels": [],
         "validation_share": 0.3,
     },
     "tasks": {"names": [], "files": {"quiz": "question.jsonl"}},
@@ -40,7 +41,11 @@ SMALL: dict[str, Any] = {
         "validate_every": 3,
         "checkpoint_every": 2,
     },
-    "drafts": {"eagle": {"num_key_value_heads": None}, "eagle3": {"num_key_value_heads": None}},
+    "drafts": {
+        "eagle": {"num_key_value_heads": None},
+        "eagle3": {"num_key_value_heads": None},
+        "small": {"layers": [0, 7]},
+    },
     "evaluate": {
         "tasks": ["quiz"],
         "prompts_per_task": 2,
@@ -48,9 +53,23 @@ SMALL: dict[str, Any] = {
         "temperatures": [0.0, 1.0],
         "repeats": 1,
         "methods": [
-            {"name": "eagle", "draft": "eagle", "tree": TREE},
-            {"name": "eagle3", "draft": "eagle3", "tree": TREE},
+            {"name": "speculative-sampling", "drafter": "model", "draft": "small", "num_steps": 2},
+            {
+                "name": "prompt-lookup",
+                "drafter": "prompt-lookup",
+                "num_steps": 3,
+                "min_ngram": 1,
+                "max_ngram": 2,
+            },
+            {"name": "eagle", "drafter": "static-head", "draft": "eagle", "paths": [[0], [1], [0, 0]]},
+            {"name": "eagle3", "drafter": "head", "draft": "eagle3", "tree": TREE, "compile": False},
+            {"name": "eagle3-adaptive", "drafter": "adaptive-head", "draft": "eagle3", "tree": TREE},
         ],
+    },
+    "studies": {
+        "ablation": {"train_tokens": 150, "token_budget": 200},
+        "scaling": {"train_tokens": [60, 120, 180, 240], "epochs": 1.0},
+        "evaluate": {"tasks": ["quiz"], "prompts_per_task": 2, "max_new_tokens": 8, "tree": TREE},
     },
     "sweep": {
         "tasks": ["quiz"],
@@ -103,13 +122,38 @@ def project(
     return project
 
 
+def test_studies(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every variant is trained once and measured; small amounts of data are part of larger ones."""
+    for study in ("ablation", "scaling"):
+        project.run(study)
+        first = json.loads((paths.REPORTS / f"{study}.json").read_text())
+        assert all(row["lossless"]["failures"] == 0 for row in first["results"])
+        capsys.readouterr()
+        project.run(study)
+        said = capsys.readouterr().out
+        assert "trained before" in said
+        assert "training on" not in said
+    ablation = json.loads((paths.REPORTS / "ablation.json").read_text())["results"]
+    names = ["eagle3", *project.params["studies"]["ablation"]["variants"]]
+    assert [row["method"] for row in ablation if row["task"] == "all"] == names
+    scaling = json.loads((paths.REPORTS / "scaling.json").read_text())["results"]
+    tokens = {name: [] for name in ("eagle", "eagle3")}
+    for row in scaling:
+        if row["task"] == "all":
+            tokens[row["method"]].append(row["train_tokens"])
+    assert tokens["eagle"] == tokens["eagle3"] == sorted(set(tokens["eagle"]))
+    for amount, wanted in zip(tokens["eagle"], (60, 120, 180, 240), strict=True):
+        assert wanted <= amount < wanted + 100, "up to one row more than asked for"
+
+
 def test_from_target_to_report(project: Project) -> None:
-    for draft in ("eagle", "eagle3"):
+    for draft in ("eagle", "eagle3", "small"):
         project.run("train", draft)
     project.run("evaluate")
     project.run("report")
     evaluation = json.loads((paths.REPORTS / "evaluation.json").read_text())
-    methods = ["vanilla", "vanilla-aa", "eagle", "eagle3"]
+    named = [method["name"] for method in project.params["evaluate"]["methods"]]
+    methods = ["vanilla", "vanilla-aa", *named]
     assert list(dict.fromkeys(row["method"] for row in evaluation["results"])) == methods
     assert all(row["lossless"]["failures"] == 0 for row in evaluation["results"])
     assert set(json.loads(paths.METRICS.read_text())) == {*methods, *(f"{name}-t1" for name in methods)}
@@ -145,4 +189,4 @@ def test_captured_and_online_states_train_the_same_draft(project: Project) -> No
 def test_unknown_draft_is_refused(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         project.run("train", "eagle4")
-    assert "choose from eagle, eagle3" in capsys.readouterr().err
+    assert "choose from eagle, small, eagle3" in capsys.readouterr().err

@@ -1,7 +1,7 @@
 """A tree whose depth and size are chosen each round: expected tokens against the measured cost of a round.
 
-A path's probability under the draft estimates how likely it is accepted, so a tree of n nodes is expected to
-give 1 + (sum of its path probabilities) tokens. What a round costs is measured once on the machine at hand. The
+A path's probability under the draft estimates how likely it is accepted, so a tree is expected to give 1 plus
+the sum of its nodes' path probabilities. What a round costs is measured once on the machine at hand. The
 round aims at the most expected tokens a second: where the draft is unsure it stays short, where it is sure it
 goes deep. The choice depends on the draft's probabilities and the cost table alone.
 """
@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -142,12 +143,12 @@ def measure_costs(target: Target, draft: Draft, largest: TreeShape) -> RoundCost
 
     verify = [0.0]
     for nodes in range(1, largest.num_draft_tokens + 1):
-        seconds = _median(lambda count=nodes: forward_target(count), cache, target.device)
+        seconds = _median(partial(forward_target, nodes), cache, target.device)
         verify.append(max(seconds, verify[-1]))
     return RoundCosts(
         tuple(verify),
-        _median(lambda: forward_draft(largest.topk, "all"), own, target.device),
-        _median(lambda: forward_draft(2, "last"), own, target.device),
+        _median(partial(forward_draft, largest.topk, "all"), own, target.device),
+        _median(partial(forward_draft, 2, "last"), own, target.device),
     )
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class HybridDrafter:
-    """Where the sequence ends in an n-gram that occurred before, drafts what followed it; else the head's tree.
+    """Where the sequence ends in an n-gram that occurred before, drafts what followed it; else as the head.
 
     The head takes in every accepted token either way, so its cache is that of a head used alone.
     """

@@ -63,7 +63,7 @@ class IndependentObjective:
 
     @torch.no_grad()
     def predictions(self, batch: Batch, depth: int) -> Iterator[Tensor]:
-        """See `Objective.predictions`; one forward, since the model reads nothing but the row's own tokens."""
+        """See `Objective.predictions`; one forward, since the model reads the row's own tokens alone."""
         hidden = self.module(F.embedding(batch.token_ids, self._embedding))
         following = self._vocabulary[(hidden @ self._head[self._vocabulary].T).argmax(-1)]  # of token t + 1
         for step in range(depth):

@@ -35,7 +35,7 @@ START_TOKENS = 32768
 
 @dataclass(frozen=True)
 class TrainingData:
-    """What every draft of a target is trained on. `identity` says what it is, for resume keys and manifests."""
+    """What every draft of a target is trained on; `identity` names it in resume keys and manifests."""
 
     target: Target
     vocabulary: DraftVocabulary
@@ -107,7 +107,7 @@ def train_draft(
     out: Path,
     log: Callable[[dict[str, float], int], None],
 ) -> TrainingResult:
-    """Train one draft and store it in `out`; a training that was killed goes on from its checkpoint in `work`.
+    """Train one draft and store it in `out`; a killed training goes on from its checkpoint in `work`.
 
     Args:
         identity: what the result depends on beside `data.identity`, `draft` and `train`: the code.

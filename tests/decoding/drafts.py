@@ -18,11 +18,15 @@ Module = TypeVar("Module", bound=torch.nn.Module)
 
 
 def random_draft(
-    target: Target, family: str = "eagle3", draft_vocab_size: int | None = None, seed: int = 0
+    target: Target,
+    family: str = "eagle3",
+    draft_vocab_size: int | None = None,
+    seed: int = 0,
+    fused: bool = True,
 ) -> Draft:
     """An untrained draft, weights large enough that its opinions vary."""
     torch.manual_seed(seed)
-    config = DraftConfig.for_target(target, family, draft_vocab_size=draft_vocab_size)
+    config = DraftConfig.for_target(target, family, draft_vocab_size=draft_vocab_size, fused=fused)
     if family == "eagle":
         return EagleDraft(_enlarged(EagleModule(config)), target)
     module = _enlarged(Eagle3Module(config))

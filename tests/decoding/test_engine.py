@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from eagle3.decoding import engine as engine_module
+from eagle3.decoding.adaptive import AdaptiveShape, RoundCosts
 from eagle3.decoding.cache import KVCache
 from eagle3.decoding.draft_tree import DraftTree
 from eagle3.decoding.drafter import Drafter
 from eagle3.decoding.eagle_drafter import EagleDrafter
 from eagle3.decoding.engine import SpeculativeDecoder
+from eagle3.decoding.hybrid_drafter import HybridDrafter
 from eagle3.decoding.independent_drafter import IndependentDrafter
 from eagle3.decoding.prompt_lookup import NgramIndex, PromptLookupDrafter
 from eagle3.decoding.sampling import Sampling
@@ -55,6 +57,9 @@ SHAPES: list[Shape] = [
     TreeShape(5, 8, 64),
     EAGLE_TREE,
     StaticTree(((0,), (1,), (1, 0), (1, 1), (1, 1, 0))),
+    # Verification nearly free, and as dear as a draft step: whole trees, and short ones.
+    AdaptiveShape(TreeShape(4, 3, 20), RoundCosts((0.0, *(1 + 0.001 * n for n in range(20))), 0.01, 0.0)),
+    AdaptiveShape(TreeShape(4, 3, 20), RoundCosts((0.0, *(1 + 0.1 * n for n in range(20))), 0.1, 0.1)),
 ]
 
 
@@ -68,13 +73,22 @@ def drafters(target: Target, small_model: Target) -> dict[str, Drafter]:
         for family, vocabulary in (("eagle3", 100), ("eagle3", None), ("eagle", None)):
             draft = random_draft(target, family, vocabulary, seed=i)
             result[f"{family}-{vocabulary}-{i}"] = EagleDrafter(draft, shape)
+    for min_ngram in (1, 3):
+        head = EagleDrafter(random_draft(target), TreeShape(3, 2, 6))
+        result[f"hybrid-{min_ngram}"] = HybridDrafter(head, num_steps=7, min_ngram=min_ngram, max_ngram=3)
+    unfused = random_draft(target, fused=False)
+    result["eagle3-unfused"] = EagleDrafter(unfused, TreeShape(3, 2, 6))
     return result
 
 
-NAMES = ["lookup", "independent", "itself"] + [
-    f"{family}-{vocabulary}-{i}"
-    for i in range(len(SHAPES))
-    for family, vocabulary in (("eagle3", 100), ("eagle3", None), ("eagle", None))
+NAMES = [
+    *("lookup", "independent", "itself"),
+    *(
+        f"{family}-{vocabulary}-{i}"
+        for i in range(len(SHAPES))
+        for family, vocabulary in (("eagle3", 100), ("eagle3", None), ("eagle", None))
+    ),
+    *("hybrid-1", "hybrid-3", "eagle3-unfused"),
 ]
 
 
@@ -125,7 +139,7 @@ def test_sampled_output_equals_vanilla_with_the_same_seed(
 
 def test_some_random_drafts_are_accepted(decoders: dict[str, SpeculativeDecoder]) -> None:
     # Otherwise the tests above would not exercise compaction.
-    for name in ("eagle3-None-5", "eagle-None-5", "lookup", "itself"):
+    for name in ("eagle3-None-5", "eagle-None-5", "lookup", "itself", "hybrid-1"):
         accepted = decoders[name].generate([5, 6] * 40, 60, GREEDY).accepted_drafts
         assert max(accepted) >= 1, name
 
@@ -213,6 +227,19 @@ def test_a_draft_that_is_always_wrong(target: Target, shape: Shape) -> None:
     assert list(generation.token_ids) == sequence[len(PROMPT) :][:20]
     assert generation.acceptance_lengths == (1,) * 19
     assert generation.accepted_drafts == (0,) * 19
+
+
+def test_a_hybrid_copies_what_it_has_seen_and_drafts_the_rest(target: Target) -> None:
+    """The head is always right, so every round ends at its depth of 2, or at a copy of up to 7 tokens."""
+    prompt = [5, 6] * 40
+    sequence = [*prompt, *VanillaDecoder(target).generate(prompt, 60, GREEDY).token_ids]
+    head = EagleDrafter(ScriptedDraft(target, sequence, right=True), TreeShape.chain(2))
+    drafter = HybridDrafter(head, num_steps=7, min_ngram=2, max_ngram=3)
+    generation = SpeculativeDecoder(target, drafter, "hybrid").generate(prompt, 50, GREEDY)
+    assert list(generation.token_ids) == sequence[len(prompt) :][:50]
+    depths = set(generation.drafted_depths)
+    assert 2 in depths, "some rounds are drafted by the head"
+    assert 7 in depths, "some rounds are copied"
 
 
 def test_a_model_that_drafts_for_itself(target: Target) -> None:

@@ -1,0 +1,79 @@
+"""A study's drafts decoded side by side: one evaluation like any other, its rows named by variant."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eagle3 import paths
+from eagle3.config import Settings
+from eagle3.decoding.eagle_drafter import EagleDrafter
+from eagle3.decoding.engine import SpeculativeDecoder
+from eagle3.decoding.vanilla import VanillaDecoder
+from eagle3.measure.evaluation import evaluate
+from eagle3.measure.losslessness import target_rescorer
+from eagle3.measure.prompts import task_prompts
+from eagle3.measure.rendering import ChatRenderer
+from eagle3.measure.settings import EvaluationSettings
+from eagle3.models.checkpoint import load_draft
+from eagle3.models.target import Target
+from eagle3.provenance import fingerprint_code, fingerprint_machine, hash_tree
+from eagle3.studies.variants import Variant
+
+
+def compare(
+    settings: Settings,
+    variants: Sequence[Variant],
+    trained: Mapping[str, Mapping[str, Any]],
+    folder: Path,
+    device: str,
+    command: str,
+) -> dict[str, Any]:
+    """Measure every variant with the study's tree; the rows of the result have the training's facts beside.
+
+    Args:
+        trained: what `train_variants` returned.
+        folder: of the variants' folders; the journal that a killed run resumes from is kept there too.
+    """
+    wanted, measured = settings.studies.evaluate, settings.evaluate
+    if measured.threads:
+        torch.set_num_threads(measured.threads)
+    target = Target.load(paths.TARGET, getattr(torch, measured.dtype), device)
+    weights, tree = getattr(torch, measured.draft_dtype), wanted.tree
+    decoders: list[Any] = [VanillaDecoder(target)]
+    for variant in variants:
+        draft = load_draft(folder / variant.name / "draft", target, weights=weights)
+        decoders.append(SpeculativeDecoder(target, EagleDrafter(draft, tree.shape), variant.name))
+    report = evaluate(
+        decoders,
+        task_prompts(paths.TASKS, wanted.tasks, "held_out", wanted.prompts_per_task),
+        ChatRenderer(target.tokenizer, target.eos_token_ids),
+        target_rescorer(target),
+        EvaluationSettings(
+            max_new_tokens=wanted.max_new_tokens,
+            dtype=measured.dtype,
+            repeats=wanted.repeats,
+            seed=settings.seed,
+        ),
+        machine=fingerprint_machine(),
+        subject={
+            "target": hash_tree(paths.TARGET),
+            "drafts": {variant.name: hash_tree(folder / variant.name / "draft") for variant in variants},
+        },
+        reports=folder,
+        journal=folder / "evaluation.jsonl",
+        origin={"command": command, **fingerprint_code(paths.REPORTS.resolve().parent)},
+        trees={variant.name: tree.model_dump() for variant in variants},
+    )
+    by_name = {variant.name: variant for variant in variants}
+    rows = []
+    for row in report["results"]:
+        variant = by_name.get(row["method"])
+        if variant is not None:  # vanilla and its A/A arm stay in the verdict
+            rows.append({**row, "method": variant.method, **trained[variant.name]})
+    result: dict[str, Any] = json.loads(json.dumps({**report, "results": rows}))
+    return result

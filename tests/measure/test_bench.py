@@ -1,0 +1,89 @@
+"""The bench: every kind of method in params.yaml becomes a decoder, and drafts are loaded once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from pydantic import TypeAdapter
+
+from eagle3.config import MethodSettings
+from eagle3.decoding.sampling import Sampling
+from eagle3.decoding.vanilla import VanillaDecoder
+from eagle3.measure.bench import Bench, describe_drafting
+from eagle3.models.checkpoint import save_draft
+from eagle3.models.independent import IndependentModule, save_independent
+from eagle3.models.target import Target
+from tests.models.drafts import random_eagle, random_eagle3
+
+TREE = {"num_steps": 3, "topk": 2, "num_draft_tokens": 6}
+METHODS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
+    "speculative-sampling": ({"drafter": "model", "draft": "small", "num_steps": 2}, {"num_steps": 2}),
+    "prompt-lookup": (
+        {"drafter": "prompt-lookup", "num_steps": 4, "min_ngram": 1, "max_ngram": 3},
+        {"num_steps": 4},
+    ),
+    "eagle": ({"drafter": "static-head", "draft": "eagle", "paths": None}, {"static_nodes": 26}),
+    "eagle2": ({"drafter": "head", "draft": "eagle", "tree": TREE, "compile": False}, TREE),
+    "eagle3": ({"drafter": "head", "draft": "eagle3", "tree": TREE, "compile": False}, TREE),
+    "eagle3-adaptive": ({"drafter": "adaptive-head", "draft": "eagle3", "tree": TREE}, TREE),
+    "eagle3-lookup": (
+        {
+            "drafter": "hybrid",
+            "draft": "eagle3",
+            "tree": TREE,
+            "num_steps": 4,
+            "min_ngram": 2,
+            "max_ngram": 3,
+        },
+        TREE,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def bench(tiny_target: Target, tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    folder = tmp_path_factory.mktemp("drafts")
+    save_draft(folder / "eagle", random_eagle(tiny_target), tiny_target, {})
+    save_draft(folder / "eagle3", random_eagle3(tiny_target), tiny_target, {})
+    save_independent(folder / "small", IndependentModule(tiny_target, (0, 7)), tiny_target, {})
+    return Bench(tiny_target, folder, torch.float32)
+
+
+def method(name: str, values: dict[str, Any]) -> MethodSettings:
+    parsed: MethodSettings = TypeAdapter(MethodSettings).validate_python({"name": name, **values})
+    return parsed
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0, seed=5)], ids=["greedy", "sampled"])
+def test_every_method_decodes_what_vanilla_does(bench: Bench, name: str, sampling: Sampling) -> None:
+    values, drafting = METHODS[name]
+    decoder = bench.decoder(method(name, values))
+    assert decoder.name == name
+    assert describe_drafting(method(name, values)) == drafting
+    expected = VanillaDecoder(bench.target).generate([5, 17, 60] * 5, 20, sampling)
+    generation = decoder.generate([5, 17, 60] * 5, 20, sampling)
+    if sampling.greedy or name != "speculative-sampling":
+        # An independent model draws its own random numbers: equal in distribution, not token by token.
+        assert generation.token_ids == expected.token_ids
+    assert len(generation.rounds) > 0
+    if name == "eagle3-adaptive":
+        assert set(bench.costs) == {name}
+        assert len(bench.costs[name]["verify"]) == TREE["num_draft_tokens"]
+
+
+def test_a_draft_is_loaded_once(bench: Bench) -> None:
+    assert bench.head("eagle3") is bench.head("eagle3")
+    assert bench.head("eagle3") is not bench.head("eagle3", torch.bfloat16)
+
+
+@pytest.mark.slow
+def test_a_compiled_draft_proposes_the_same(bench: Bench) -> None:
+    values, _ = METHODS["eagle3"]
+    plain = bench.decoder(method("eagle3", values)).generate([5, 17, 60], 30, Sampling())
+    compiled = bench.decoder(method("eagle3-compile", {**values, "compile": True}))
+    generation = compiled.generate([5, 17, 60], 30, Sampling())
+    assert generation.token_ids == plain.token_ids
+    assert generation.accepted_drafts == plain.accepted_drafts
