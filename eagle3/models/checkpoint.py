@@ -8,18 +8,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from eagle3.data.vocabulary import check_mapping
 from eagle3.models.draft import Draft, DraftConfig
 from eagle3.models.eagle import EagleDraft, EagleModule
 from eagle3.models.eagle3 import Eagle3Draft, Eagle3Module
+from eagle3.models.formats import (
+    ARCHITECTURES,
+    CONFIG,
+    WEIGHTS,
+    DraftFiles,
+    capture_layers_of,
+    check_embedding,
+    read_draft_files,
+)
 from eagle3.models.target import Target, published_capture_layers
 from eagle3.provenance import replacing, write_json
 
-CONFIG, WEIGHTS, MANIFEST = "config.json", "model.safetensors", "manifest.json"
-ARCHITECTURES = {"eagle3": "LlamaForCausalLMEagle3", "eagle": "LlamaForCausalLMEagle"}
+MANIFEST = "manifest.json"
 DraftModule = Eagle3Module | EagleModule
 
 
@@ -67,7 +75,7 @@ def config_json(config: DraftConfig, target: Target) -> dict[str, Any]:
     }
     if config.family == "eagle3":
         result["draft_vocab_size"] = config.draft_vocab_size
-        for option in ("fc_norm", "norm_output"):
+        for option in ("fc_norm", "norm_output", "norm_before_residual"):
             if getattr(config, option):
                 result[option] = True
         if not config.fused:
@@ -79,19 +87,8 @@ def config_json(config: DraftConfig, target: Target) -> dict[str, Any]:
     return result
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """The config.json of a draft folder; ValueError where there is none."""
-    path = folder / CONFIG
-    if not path.exists():
-        raise ValueError(
-            f"{folder}: no draft there (config.json is missing); train one: python experiments/train.py"
-        )
-    values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return values
-
-
 def load_module(folder: Path, family: str | None = None) -> DraftModule:
-    """Read the weights of a draft.
+    """Read the weights of a draft, in this project's format or one of those that `models.formats` reads.
 
     Args:
         family: "eagle3" or "eagle" where the caller needs that one.
@@ -100,27 +97,22 @@ def load_module(folder: Path, family: str | None = None) -> DraftModule:
         ValueError: if the folder holds no draft or one of another family, or its tensors are missing,
             unknown, of another shape, not finite, or its reduced vocabulary has no usable mapping.
     """
-    values = read_config(folder)
-    found = {name: key for key, name in ARCHITECTURES.items()}.get((values.get("architectures") or [""])[0])
-    if found is None:
-        raise ValueError(
-            f"{folder}/{CONFIG}: architectures {values.get('architectures')} is no draft this project reads; "
-            f"expected one of {', '.join(ARCHITECTURES.values())}"
-        )
+    return _build(folder, read_draft_files(folder), family)
+
+
+def _build(folder: Path, files: DraftFiles, family: str | None) -> DraftModule:
+    found = files.family
     if family is not None and family != found:
         raise ValueError(
             f"{folder}: holds an {ARCHITECTURES[found]} draft, but {family!r} was asked for; run as the "
             f"wrong family it would accept nothing, without an error; set the method's family to {found!r}"
         )
-    if not (folder / WEIGHTS).exists():
-        raise ValueError(f"{folder}: {WEIGHTS} is missing; the training that writes it has not finished")
-    tensors = load_file(folder / WEIGHTS)
-    config = _draft_config(values, found, tensors, folder)
+    config = _draft_config(files.values, found, files.tensors, folder)
     module: DraftModule = Eagle3Module(config) if found == "eagle3" else EagleModule(config)
-    _check_tensors(module, tensors, folder)
-    module.load_state_dict(tensors)
+    _check_tensors(module, files)
+    module.load_state_dict(files.tensors)
     if isinstance(module, Eagle3Module):
-        check_mapping(module.d2t, module.t2d, config.vocab_size, f"{folder}/{WEIGHTS}")
+        check_mapping(module.d2t, module.t2d, config.vocab_size, str(files.weights))
     return module
 
 
@@ -137,18 +129,29 @@ def load_draft(
         ValueError: as `load_module`, and where the draft was trained for another target or other captured
             layers.
     """
-    module = load_module(folder, family)
-    manifest = folder / MANIFEST
-    if manifest.exists() and isinstance(module, Eagle3Module) and module.config.fused:
-        layers = json.loads(manifest.read_text(encoding="utf-8")).get("capture_layers")
-        if layers is not None and tuple(layers) != target.capture_layers:
+    files = read_draft_files(folder)
+    module = _build(folder, files, family)
+    if isinstance(module, Eagle3Module) and module.config.fused:
+        layers = _trained_on(folder, files)
+        if layers is not None and layers != target.capture_layers:
             raise ValueError(
-                f"{folder}: trained on the hidden states {layers}, the target gives "
-                f"{list(target.capture_layers)}; set target.capture_layers to {layers}"
+                f"{folder}: trained on the hidden states {list(layers)}, the target gives "
+                f"{list(target.capture_layers)}; set target.capture_layers to {list(layers)}"
             )
+    check_embedding(files, target.embed_weight)
     if isinstance(module, Eagle3Module):
         return Eagle3Draft(module, target, weights, compiled)
     return EagleDraft(module, target, weights, compiled)
+
+
+def _trained_on(folder: Path, files: DraftFiles) -> tuple[int, ...] | None:
+    """The hidden states that `fc` was trained on, of the manifest or config.json; None where neither says."""
+    manifest = folder / MANIFEST
+    if manifest.exists():
+        layers = json.loads(manifest.read_text(encoding="utf-8")).get("capture_layers")
+        if layers is not None:
+            return tuple(layers)
+    return capture_layers_of(files.values)
 
 
 def _draft_config(
@@ -188,12 +191,13 @@ def _draft_config(
         max_position_embeddings=int(values.get("max_position_embeddings") or 2048),
         fc_norm=bool(values.get("fc_norm", False)),
         norm_output=bool(values.get("norm_output", False)),
+        norm_before_residual=bool(values.get("norm_before_residual", False)),
         fused=bool((values.get("eagle_config") or {}).get("use_aux_hidden_state", True)),
     )
 
 
-def _check_tensors(module: DraftModule, tensors: Mapping[str, Tensor], folder: Path) -> None:
-    expected = module.state_dict()
+def _check_tensors(module: DraftModule, files: DraftFiles) -> None:
+    expected, tensors = module.state_dict(), files.tensors
     problems = [f"{name} is missing" for name in expected if name not in tensors]
     problems += [f"{name} is unknown" for name in tensors if name not in expected]
     for name, tensor in tensors.items():
@@ -204,4 +208,4 @@ def _check_tensors(module: DraftModule, tensors: Mapping[str, Tensor], folder: P
         elif tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             problems.append(f"{name} holds values that are not finite")
     if problems:
-        raise ValueError(f"{folder}/{WEIGHTS} does not fit its config.json: " + "; ".join(problems))
+        raise ValueError(f"{files.weights} does not fit its config.json: " + "; ".join(problems))

@@ -132,13 +132,16 @@ class Eagle3Draft(InferenceDraft):
         logits: str = "all",
     ) -> DraftOutput:
         embedded = self._embedded(token_ids)  # [B, T, H]
-        inputs = torch.cat((self._input_norm(embedded), self._hidden_norm(hidden)), dim=-1)  # [B, T, 2 H]
+        normed = self._hidden_norm(hidden)
+        inputs = torch.cat((self._input_norm(embedded), normed), dim=-1)  # [B, T, 2 H]
         rotary = self._rotary.tables(positions, self.activation_dtype)
-        x = hidden + self._layer.attend(inputs, rotary, cache, 0, mask)
+        x = (normed if self.config.norm_before_residual else hidden) + self._layer.attend(
+            inputs, rotary, cache, 0, mask
+        )
         x = x + self._layer.feed_forward(self._mlp_norm(x))
         cache.advance(token_ids.shape[1])
-        normed = self._norm(x)
-        fed_back = normed if self.config.norm_output else x
+        output = self._norm(x)
+        fed_back = output if self.config.norm_output else x
         if logits == "none":
             return DraftOutput(fed_back, None)
-        return DraftOutput(fed_back, self._lm_head(normed if logits == "all" else normed[:, -1:]))
+        return DraftOutput(fed_back, self._lm_head(output if logits == "all" else output[:, -1:]))

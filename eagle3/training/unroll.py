@@ -55,7 +55,8 @@ class Unroll:
         layer, config = self.module.midlayer, self.module.config
         batch, length = token_ids.shape
         embedded = F.embedding(token_ids, self.embedding).to(hidden.dtype)
-        inputs = torch.cat((layer.input_layernorm(embedded), layer.hidden_norm(hidden)), dim=-1)
+        normed = layer.hidden_norm(hidden)
+        inputs = torch.cat((layer.input_layernorm(embedded), normed), dim=-1)
         attention = layer.self_attn
         positions = torch.arange(step, step + length, device=hidden.device)[None]
         cos, sin = (table[0].to(hidden.dtype) for table in self.rotary(hidden, positions))  # [T, D]
@@ -67,5 +68,7 @@ class Unroll:
         self._keys.append(rotate(heads(attention.k_proj(inputs)), cos, sin))
         self._values.append(heads(attention.v_proj(inputs)))
         attended = test_time_attention(query, self._keys, self._values)  # [B, Hq, T, D]
-        x = hidden + attention.o_proj(attended.transpose(1, 2).reshape(batch, length, -1))
+        x = (normed if config.norm_before_residual else hidden) + attention.o_proj(
+            attended.transpose(1, 2).reshape(batch, length, -1)
+        )
         return x + layer.mlp(layer.post_attention_layernorm(x))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,9 +15,12 @@ from eagle3.models.target import Target
 SIZE = 100
 
 
-def random_eagle3(target: Target, seed: int = 0, size: int = SIZE, **options: Any) -> Eagle3Module:
+def random_eagle3(
+    target: Target, seed: int = 0, size: int = SIZE, norm_before_residual: bool = False, **options: Any
+) -> Eagle3Module:
     """Random weights, norms and draft vocabulary."""
     config = DraftConfig.for_target(target, "eagle3", size, **options)
+    config = replace(config, norm_before_residual=norm_before_residual)
     module = Eagle3Module(config)
     _randomise(module, seed)
     generator = torch.Generator().manual_seed(seed)
