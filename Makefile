@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup repro profile smoke test lint ui clean
+.PHONY: help setup repro studies profile smoke test lint ui clean
 
 # The first interpreter that is new enough; choose another with `make PYTHON=/path/to/python setup`.
 PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13; do \
@@ -32,6 +32,10 @@ repro: $(READY) ## Run the pipeline of params.yaml, from the target to reports/i
 	dvc repro
 	dvc metrics show
 	@echo "The report is reports/index.html; 'make ui' shows every run."
+
+studies: $(READY) ## Train the variants of the ablation and of the scaling study, and add them to the report
+	dvc repro experiments/studies/dvc.yaml
+	python experiments/report.py
 
 profile: $(READY) ## Overwrite params.yaml with a profile: make profile NAME=full
 	python experiments/apply_profile.py $(NAME)

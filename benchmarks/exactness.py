@@ -1,7 +1,7 @@
 """Are all outputs the target's own? Held-out prompts, greedy, float32, every method against transformers.
 
-Compares `transformers.generate` with vanilla, the trained drafts as chains and trees, and a random draft,
-token by token. Prints one line a method and, last, one JSON line; exits 1 if anything differs.
+Compares `transformers.generate` with vanilla, the methods of params.yaml, and a random draft, token by token.
+Prints one line a method and, last, one JSON line; exits 1 if anything differs.
 """
 
 import argparse
@@ -15,19 +15,20 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from eagle3 import paths
+from eagle3.config import load_settings
 from eagle3.data.chat import conversation, render_prompt
 from eagle3.decoding.eagle_drafter import EagleDrafter
 from eagle3.decoding.engine import SpeculativeDecoder
 from eagle3.decoding.generation import Decoder
-from eagle3.decoding.prompt_lookup import PromptLookupDrafter
 from eagle3.decoding.sampling import Sampling
 from eagle3.decoding.tree import TreeShape
 from eagle3.decoding.vanilla import VanillaDecoder
-from eagle3.models.checkpoint import load_draft, load_module
+from eagle3.measure.bench import Bench
+from eagle3.models.checkpoint import load_module
 from eagle3.models.eagle3 import Eagle3Draft, Eagle3Module
 from eagle3.models.target import Target
 
-SHAPES = {"chain-3": TreeShape(3, 1, 4), "tree-3-4-8": TreeShape(3, 4, 8), "tree-5-8-24": TreeShape(5, 8, 24)}
+SHAPES = {"3/1/4": TreeShape(3, 1, 4), "3/4/8": TreeShape(3, 4, 8), "5/8/24": TreeShape(5, 8, 24)}
 
 
 def main() -> None:
@@ -65,20 +66,23 @@ def held_out(tasks: list[str], count: int) -> list[str]:
 
 
 def build_decoders(target: Target) -> list[Decoder]:
-    """Vanilla, every trained draft and a random one with several shapes, and prompt lookup."""
-    drafts = {folder.name: load_draft(folder, target) for folder in sorted(paths.DRAFTS.iterdir())}
+    """Vanilla, every method of params.yaml, and a random draft with trees of several shapes."""
+    settings = load_settings()
+    bench = Bench(target, paths.DRAFTS, torch.float32)
+    methods = [bench.decoder(method) for method in settings.evaluate.methods]
     trained = load_module(paths.DRAFTS / "eagle3", "eagle3")
     assert isinstance(trained, Eagle3Module)
     random = Eagle3Module(trained.config)
     random.set_vocabulary(trained.draft_to_target)
-    drafts["random"] = Eagle3Draft(random, target)
-    speculative = [
-        SpeculativeDecoder(target, EagleDrafter(draft, shape), f"{name} {label}")
-        for name, draft in drafts.items()
-        for label, shape in SHAPES.items()
+    draft = Eagle3Draft(random, target)
+    return [
+        VanillaDecoder(target),
+        *methods,
+        *(
+            SpeculativeDecoder(target, EagleDrafter(draft, shape), f"random draft, {label}")
+            for label, shape in SHAPES.items()
+        ),
     ]
-    lookup = SpeculativeDecoder(target, PromptLookupDrafter(), "prompt-lookup")
-    return [VanillaDecoder(target), *speculative, lookup]
 
 
 @torch.inference_mode()

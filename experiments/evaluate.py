@@ -23,6 +23,7 @@ def measure(settings: Settings) -> dict[str, Any]:
     import torch
 
     from eagle3.measure.bench import Bench, describe_drafting
+    from eagle3.measure.bound import measure_bound
     from eagle3.measure.evaluation import evaluate
     from eagle3.measure.losslessness import target_rescorer
     from eagle3.measure.prompts import task_prompts
@@ -67,6 +68,7 @@ def measure(settings: Settings) -> dict[str, Any]:
         origin={
             "command": "dvc repro evaluate",
             "adaptive_costs_ms": bench.costs,
+            "bound": measure_bound(target),
             **fingerprint_code(paths.REPORTS.resolve().parent),
         },
         trees=drafting,

@@ -137,7 +137,7 @@ def test_studies(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
     names = ["eagle3", *project.params["studies"]["ablation"]["variants"]]
     assert [row["method"] for row in ablation if row["task"] == "all"] == names
     scaling = json.loads((paths.REPORTS / "scaling.json").read_text())["results"]
-    tokens = {name: [] for name in ("eagle", "eagle3")}
+    tokens: dict[str, list[int]] = {name: [] for name in ("eagle", "eagle3")}
     for row in scaling:
         if row["task"] == "all":
             tokens[row["method"]].append(row["train_tokens"])

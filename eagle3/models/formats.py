@@ -2,8 +2,8 @@
 
 Read are SGLang's and SafeAILab's EAGLE and EAGLE-3 folders (names with or without "model.", safetensors or
 pytorch_model.bin, with or without the target's embedding, a mapping without its mask) and EAGLE-3 of
-speculators (nested configuration, layers.0 for midlayer). An option that the engine does not compute is refused:
-ignored, it would cost acceptance without an error.
+speculators (nested configuration, layers.0 for midlayer). An option that the engine does not compute is
+refused: ignored, it would cost acceptance without an error.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ class Inputs:
     scaling: Mapping[str, Any] | None = None
     sweep: Mapping[str, Any] | None = None
     serving: Mapping[str, Any] | None = None
+    throughput: Mapping[str, Any] | None = None
     command: str = "make repro"
     results: list[Row] = field(default_factory=list)
 
@@ -71,7 +72,7 @@ def read_inputs(
     evaluation = _read_json(evaluation_file)
     optional = {
         name: _read_json(reports / f"{name}.json") if (reports / f"{name}.json").is_file() else None
-        for name in ("ablation", "scaling", "sweep", "serving")
+        for name in ("ablation", "scaling", "sweep", "serving", "throughput")
     }
     return Inputs(
         evaluation=evaluation,

@@ -8,6 +8,7 @@ from eagle3.report.inputs import Inputs
 from eagle3.report.tables import key_value_table
 
 # Shown as tables of their own, or as sentences.
+_NOT_CODE = ("adaptive_costs_ms", "bound")
 _NOT_SETTINGS = ("subject", "origin", "warm_up", "started", "finished", "resumed")
 
 
@@ -65,6 +66,7 @@ def moment(text: str) -> str:
 def subject_table(inputs: Inputs) -> Table:
     """Target, drafts, code."""
     settings = inputs.evaluation["settings"]
+    origin = {key: value for key, value in settings["origin"].items() if key not in _NOT_CODE}
     values: dict[str, Any] = {}
     if inputs.target:
         values["target"] = inputs.target
@@ -72,7 +74,7 @@ def subject_table(inputs: Inputs) -> Table:
         values["draft"] = inputs.drafts
     return key_value_table(
         "Target, drafts and code",
-        {**values, "measured": settings["subject"], "code": settings["origin"]},
+        {**values, "measured": settings["subject"], "code": origin},
         ("What", "Value"),
     )
 

@@ -15,10 +15,10 @@ from eagle3.report.sweep import (
     best_trials_table,
     finished_trials,
     held_out_table,
-    sweep_figure,
     sweep_states_table,
 )
 from eagle3.report.tables import (
+    bound_table,
     by_task_table,
     context_table,
     depth_table,
@@ -28,7 +28,9 @@ from eagle3.report.tables import (
     round_table,
     speculative,
 )
+from eagle3.report.throughput import throughput_table
 from eagle3.report.training import training_curves, training_table
+from eagle3.tuning.figures import CAPTIONS, draw_figures
 
 Draw = Callable[[str, str, str, Canvas], Figure]
 """(name, caption, description, canvas) -> the figure, its PNG written."""
@@ -48,6 +50,7 @@ def build_sections(inputs: Inputs, draw: Draw) -> list[Section]:
         _ablation,
         _scaling,
         _sweep,
+        _throughput,
         _serving,
         _method,
         _reproduce,
@@ -154,6 +157,7 @@ def _time(inputs: Inputs, draw: Draw) -> Section:
                 )
             )
             blocks.append(table)
+    blocks += _present(bound_table(inputs))
     return Section("time", "Time of a round", tuple(blocks))
 
 
@@ -221,20 +225,20 @@ def _sweep(inputs: Inputs, draw: Draw) -> Section:
     if inputs.sweep is None:
         return Section("sweep", "Sweep", ())
     blocks: list[Block] = []
+    for name, canvas in draw_figures(inputs.sweep).items():
+        blocks.append(draw(f"sweep-{name.replace('_', '-')}", CAPTIONS[name], "One point a trial.", canvas))
     if finished_trials(inputs.sweep):
-        blocks += [
-            draw(
-                "sweep",
-                "The sweep's trials: speedup in order, and speedup against τ with the Pareto front.",
-                "One point a trial.",
-                sweep_figure(inputs.sweep),
-            ),
-            best_trials_table(inputs.sweep),
-        ]
+        blocks.append(best_trials_table(inputs.sweep))
     blocks.append(sweep_states_table(inputs.sweep))
     if inputs.sweep.get("held_out"):
         blocks.append(held_out_table(inputs.sweep))
     return Section("sweep", "Sweep of tree parameters", tuple(blocks))
+
+
+def _throughput(inputs: Inputs, draw: Draw) -> Section:
+    if inputs.throughput is None:
+        return Section("throughput", "Batch sizes", ())
+    return Section("throughput", "Batch sizes", (throughput_table(inputs.throughput),))
 
 
 def _serving(inputs: Inputs, draw: Draw) -> Section:

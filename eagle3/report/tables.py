@@ -234,6 +234,37 @@ def round_table(inputs: Inputs, temperature: float) -> Table | None:
     )
 
 
+def bound_table(inputs: Inputs) -> Table | None:
+    """What memory and arithmetic of the machine allow, beside what was measured; None where not measured."""
+    bound = inputs.evaluation["settings"]["origin"].get("bound")
+    vanilla = inputs.find("vanilla", ALL, inputs.temperatures[0])
+    if not bound or vanilla is None:
+        return None
+    step, lowest = vanilla["decode_ms_per_token"], bound["read_ms"]
+    rows = [
+        ("Weights read for every forward", f"{bound['weights_mb']:,.0f} MB"),
+        ("Memory read by this machine", f"{bound['bandwidth_gb_s']:.1f} GB/s"),
+        ("Arithmetic of this machine (fp32 matrix product)", f"{bound['arithmetic_gflop_s']:.0f} GFLOP/s"),
+        ("A forward takes at least, for reading", f"{lowest:.1f} ms"),
+        ("A step of vanilla, measured", f"{step:.1f} ms, {lowest / step:.0%} of it the bound"),
+        ("A verified token adds at least, for arithmetic", f"{bound['arithmetic_ms_per_token']:.2f} ms"),
+        (
+            "Tokens that a forward could verify in the time of reading",
+            f"{lowest / bound['arithmetic_ms_per_token']:.0f}",
+        ),
+    ]
+    return Table(
+        caption="The bound that memory and arithmetic set",
+        columns=("What", "Value"),
+        rows=tuple(cells(list(row)) for row in rows),
+        note=(
+            "Measured before the evaluation with plain torch. Speculation gains from the gap between the "
+            "two: up to that many tokens, verifying is nearly free; beyond, each costs its arithmetic."
+        ),
+        text_columns=frozenset({"What"}),
+    )
+
+
 def lossless_table(inputs: Inputs) -> Table:
     """Every output compared with vanilla's, greedy ones only."""
     rows = [row for row in inputs.overall(0.0) if row["method"] != "vanilla"]

@@ -72,8 +72,8 @@ def compare(
     by_name = {variant.name: variant for variant in variants}
     rows = []
     for row in report["results"]:
-        variant = by_name.get(row["method"])
-        if variant is not None:  # vanilla and its A/A arm stay in the verdict
-            rows.append({**row, "method": variant.method, **trained[variant.name]})
+        found = by_name.get(row["method"])
+        if found is not None:  # vanilla and its A/A arm stay in the verdict
+            rows.append({**row, "method": found.method, **trained[found.name]})
     result: dict[str, Any] = json.loads(json.dumps({**report, "results": rows}))
     return result

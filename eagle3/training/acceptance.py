@@ -35,14 +35,14 @@ def simulate_acceptance(objective: Objective, batches: Iterable[Batch], depth: i
     accepted, tried = torch.zeros(depth), torch.zeros(depth)
     for batch in batches:
         alive = torch.ones_like(batch.answer_mask)
-        positions = torch.arange(batch.token_ids.shape[1])[None]
+        positions = torch.arange(batch.token_ids.shape[1], device=alive.device)[None]
         for step, predicted in enumerate(objective.predictions(batch, depth)):
             judged = shift_left(batch.answer_mask, step + 2) & (positions + 2 + step < batch.lengths[:, None])
             goal = shift_left(batch.target_argmax, step + 1)
             alive = alive & judged
-            tried[step] += alive.sum()
+            tried[step] += int(alive.sum())
             alive = alive & (predicted == goal)
-            accepted[step] += alive.sum()
+            accepted[step] += int(alive.sum())
             alive = alive & (shift_left(batch.token_ids, step + 2) == goal)
     conditional = (accepted / tried.clamp_min(1)).tolist()
     length, product = 1.0, 1.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -27,6 +27,10 @@ class Batch:
     def tokens(self) -> int:
         """Tokens that are not padding."""
         return int(self.lengths.sum())
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The same batch on a device."""
+        return Batch(*(getattr(self, field.name).to(device) for field in fields(self)))
 
 
 def plan_batches(lengths: Sequence[int], batch_tokens: int, seed: str) -> list[list[int]]:

@@ -42,7 +42,7 @@ class IndependentObjective:
         """
         self.module, self._embedding, self._head = module, embedding, head
         self._vocabulary, self._prompt_loss = vocabulary, prompt_loss
-        self._covered = torch.zeros(head.shape[0], dtype=torch.bool)
+        self._covered = torch.zeros(head.shape[0], dtype=torch.bool, device=head.device)
         self._covered[vocabulary] = True
         self._others = (~self._covered).nonzero()[:, 0]
 
@@ -53,7 +53,7 @@ class IndependentObjective:
         rows, positions = (weights > 0).nonzero(as_tuple=True)
         weight = weights[rows, positions]
         drawn = torch.randperm(len(self._others), generator=generator)[:_OTHER_TOKENS]
-        tokens = torch.cat((self._vocabulary, self._others[drawn]))
+        tokens = torch.cat((self._vocabulary, self._others[drawn.to(self._others.device)]))
         head = self._head[tokens]
         logits = hidden[rows, positions + 1] @ head.T
         goal = (batch.final[rows, positions + 1] @ head.T).softmax(-1)

@@ -66,7 +66,7 @@ def supervision(batch: Batch, step: int, prompt_loss: float, covered: Tensor) ->
         covered: [V] bool, the draft vocabulary.
     """
     argmax = shift_left(batch.target_argmax, step + 1)
-    positions = torch.arange(batch.token_ids.shape[1])[None]
+    positions = torch.arange(batch.token_ids.shape[1], device=argmax.device)[None]
     within = positions + 2 + step < batch.lengths[:, None]
     answer = shift_left(batch.answer_mask, step + 2)
     weights = torch.where(answer, 1.0, prompt_loss)
@@ -93,14 +93,14 @@ class Eagle3Objective:
         """
         self.module, self._settings, self._prompt_loss = module, settings, prompt_loss
         self._scale = scale
-        self._embedding, self._rotary = embedding, module.config.rotary()
+        self._embedding, self._rotary = embedding, module.config.rotary().to(embedding.device)
         self._goal_head = head[module.draft_to_target]  # [Vd, H]
         self._loss = LOSSES[settings.loss]
 
     def loss(self, batch: Batch, progress: float, generator: torch.Generator) -> LossTerms:
         count = [phase.steps for phase in self._settings.test_time if phase.from_share <= progress][-1]
         goals = (batch.final @ self._goal_head.T).softmax(-1)  # [B, T, Vd]; goals[t] is for token t + 1
-        total = torch.zeros(())
+        total = torch.zeros((), device=batch.final.device)
         weight_sum, supervised, accuracy = 0.0, 0, []
         unroll = Unroll(self.module, self._embedding, self._rotary)
         for step, output in enumerate(unroll.steps(batch.token_ids, self._reads(batch), count)):
@@ -160,14 +160,14 @@ class EagleObjective:
     ) -> None:
         """vocabulary: target ids of the draft vocabulary, [Vd]."""
         self.module, self._settings, self._prompt_loss = module, settings, prompt_loss
-        self._embedding, self._rotary = embedding, module.config.rotary()
+        self._embedding, self._rotary = embedding, module.config.rotary().to(embedding.device)
         self._vocabulary, self._goal_head = vocabulary, head[vocabulary]
-        self._covered = torch.zeros(head.shape[0], dtype=torch.bool)
+        self._covered = torch.zeros(head.shape[0], dtype=torch.bool, device=head.device)
         self._covered[vocabulary] = True
 
     def loss(self, batch: Batch, progress: float, generator: torch.Generator) -> LossTerms:
         noise = (torch.rand(batch.final.shape, generator=generator) * 2 - 1) * self._settings.feature_noise
-        predicted = self._forward(batch.token_ids, batch.final + noise, 0)
+        predicted = self._forward(batch.token_ids, batch.final + noise.to(batch.final.device), 0)
         weights = supervision(batch, 0, self._prompt_loss, self._covered)
         rows, positions = (weights > 0).nonzero(as_tuple=True)
         chosen, weight = predicted[rows, positions], weights[rows, positions]
@@ -208,7 +208,7 @@ class EagleObjective:
         embedded = F.embedding(shift_left(token_ids, 1), self._embedding)
         x = self.module.fc(torch.cat((embedded, hidden), dim=-1))
         batch, length, _ = x.shape
-        positions = torch.arange(step, step + length)[None]
+        positions = torch.arange(step, step + length, device=x.device)[None]
         cos, sin = (table[0] for table in self._rotary(x, positions))
 
         def heads(projected: Tensor) -> Tensor:

@@ -38,6 +38,7 @@ class TrainingData:
     """What every draft of a target is trained on; `identity` names it in resume keys and manifests."""
 
     target: Target
+    device: str  # where drafts are trained
     vocabulary: DraftVocabulary
     rows: Sequence[Row]
     states: Callable[[Row], Tensor]
@@ -64,23 +65,24 @@ class TrainingData:
         rows = read_rows(paths.REGENERATED)
         if settings.train.hidden_states == "captured":
             captured = HiddenStates(paths.HIDDEN_STATES)
-            return cls(target, vocabulary, rows, lambda row: captured[row.id], identity)
+            return cls(target, device, vocabulary, rows, lambda row: captured[row.id], identity)
         online = OnlineStates(Target.load(paths.TARGET, getattr(torch, settings.regenerate.dtype), device))
-        return cls(target, vocabulary, online.with_targets(rows), online, identity)
+        return cls(target, device, vocabulary, online.with_targets(rows), online, identity)
 
 
 def build_objective(data: TrainingData, draft: DraftSettings, train: TrainSettings, seed: int) -> Objective:
-    """A draft at its start, and what it is trained for."""
-    target, vocabulary = data.target, data.vocabulary.draft_to_target()
-    embedding, head = target.embed_weight, target.lm_head_weight
+    """A draft at its start, solved on the CPU, and what it is trained for, on the device of the training."""
+    target, device = data.target, data.device
+    vocabulary = data.vocabulary.draft_to_target().to(device)
+    embedding, head = target.embed_weight.to(device), target.lm_head_weight.to(device)
     if isinstance(draft, IndependentSettings):
-        small = IndependentModule(target, draft.layers)
+        small = IndependentModule(target, draft.layers).to(device)
         return IndependentObjective(small, embedding, head, vocabulary, train.prompt_loss)
     batches, kv_heads = _start_batches(data), draft.num_key_value_heads
     if isinstance(draft, EagleSettings):
         eagle = EagleModule(DraftConfig.for_target(target, draft.family, num_key_value_heads=kv_heads))
         start_eagle(eagle, target, batches, seed)
-        return EagleObjective(eagle, embedding, head, vocabulary, draft, train.prompt_loss)
+        return EagleObjective(eagle.to(device), embedding, head, vocabulary, draft, train.prompt_loss)
     config = DraftConfig.for_target(
         target,
         draft.family,
@@ -91,10 +93,10 @@ def build_objective(data: TrainingData, draft: DraftSettings, train: TrainSettin
         fused=draft.fused,
     )
     eagle3 = Eagle3Module(config)
-    eagle3.set_vocabulary(vocabulary)
+    eagle3.set_vocabulary(data.vocabulary.draft_to_target())
     scale = state_scale(eagle3, batches)
     start_eagle3(eagle3, target, batches, scale, seed)
-    return Eagle3Objective(eagle3, embedding, head, draft, train.prompt_loss, scale)
+    return Eagle3Objective(eagle3.to(device), embedding, head, draft, train.prompt_loss, scale.to(device))
 
 
 def train_draft(
@@ -124,7 +126,7 @@ def train_draft(
         "seed": seed,
         "result": describe(result),
     }
-    module = objective.module
+    module = objective.module.cpu()
     if isinstance(module, IndependentModule):
         save_independent(out, module, data.target, manifest)
     else:

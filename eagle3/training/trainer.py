@@ -87,6 +87,7 @@ class Trainer:
         self._validation = _first_tokens(validation, settings.validation_tokens)
         self._plan = self._plan_steps()
         module = objective.module
+        self._device = next(module.parameters()).device
         self._optimizers = make_optimizers(
             module, settings.optimizer, settings.lr, settings.betas, settings.weight_decay
         )
@@ -137,7 +138,7 @@ class Trainer:
         return plan
 
     def _batch(self, rows: Sequence[Row]) -> Batch:
-        return make_batch(rows, self._states, self._hidden_size)
+        return make_batch(rows, self._states, self._hidden_size).to(self._device)
 
     def _train_step(self) -> dict[str, float]:
         module, settings = self._objective.module, self._settings
@@ -229,7 +230,7 @@ class Trainer:
         if not path.exists():
             (self._folder / METRICS).unlink(missing_ok=True)
             return
-        state = torch.load(path, weights_only=True)
+        state = torch.load(path, weights_only=True, map_location=self._device)
         if state["key"] != self._key:
             print(f"{path}: of a training with other settings or data; starting over", flush=True)
             path.unlink()  # first: a checkpoint without its metrics must not be found later

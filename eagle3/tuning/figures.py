@@ -18,30 +18,46 @@ _IMPORTANCE_FROM = 8
 Trial = Mapping[str, Any]
 
 
+CAPTIONS = {
+    "trials": "The sweep's trials: speedup in order, and speedup against τ with the Pareto front.",
+    "slices": "Speedup by each parameter; hollow: trials that were stopped early.",
+    "contour": "Speedup, as colour, over levels and branching, and over levels and token budget.",
+    "importance": "How much each parameter decides (PED-ANOVA).",
+    "cost_model": "Speedups predicted by models that were not shown the configuration, and measured.",
+}
+
+
 def write_figures(results: Mapping[str, Any], folder: Path) -> list[Path]:
     """Draw what the results (see `results.sweep_results`) allow; returns the files written."""
-    trials = estimated_trials(results)
-    drawn: dict[str, Canvas] = {}
     with styled():
-        if finished_trials(results):
-            drawn["trials"] = sweep_figure(results)
-        if trials:
-            drawn["slices"] = slices_figure(trials)
-            drawn["contour"] = contour_figure(trials)
-        if importances := parameter_importances(trials):
-            drawn["importance"] = importance_figure(importances)
-        if results["cost_model"] and results["cost_model"]["errors"]:
-            drawn["cost_model"] = cost_model_figure(results["cost_model"])
+        drawn = draw_figures(results)
         for name, canvas in drawn.items():
             write_png(canvas, folder / f"{name}.png")
     return [folder / f"{name}.png" for name in drawn]
+
+
+def draw_figures(results: Mapping[str, Any]) -> dict[str, Canvas]:
+    """The figures that the results allow, by the names of CAPTIONS."""
+    trials = estimated_trials(results)
+    drawn: dict[str, Canvas] = {}
+    if finished_trials(results):
+        drawn["trials"] = sweep_figure(results)
+    if trials:
+        drawn["slices"] = slices_figure(trials)
+        drawn["contour"] = contour_figure(trials)
+    if importances := parameter_importances(trials):
+        drawn["importance"] = importance_figure(importances)
+    if results.get("cost_model") and results["cost_model"]["errors"]:
+        drawn["cost_model"] = cost_model_figure(results["cost_model"])
+    return drawn
 
 
 def estimated_trials(results: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Trials that measured something, with their "estimate": the speedup, or what it was when stopped."""
     measured = [trial for trial in results["trials"] if trial["state"] in ("complete", "pruned")]
     keys = {"complete": "speedup", "pruned": "partial_speedup"}
-    return [{**trial, "estimate": float(trial[keys[trial["state"]]])} for trial in measured]
+    estimated = [(trial, trial.get(keys[trial["state"]])) for trial in measured]
+    return [{**trial, "estimate": float(value)} for trial, value in estimated if value is not None]
 
 
 def slices_figure(trials: Sequence[Trial]) -> Canvas:

@@ -48,7 +48,19 @@ def write_evaluation(
         EvaluationSettings(max_new_tokens=40, dtype="bfloat16", temperatures=temperatures, repeats=1),
         machine=MACHINE,
         subject={"target": "5f1d", "drafts": {"eagle3": "8a11"}, "threads": 2},
-        origin={"commit": "0123456789abcdef", "dirty": True, "command": "dvc repro evaluate"},
+        origin={
+            "commit": "0123456789abcdef",
+            "dirty": True,
+            "command": "dvc repro evaluate",
+            "adaptive_costs_ms": {},
+            "bound": {
+                "weights_mb": 538.0,
+                "bandwidth_gb_s": 15.0,
+                "arithmetic_gflop_s": 95.0,
+                "read_ms": 35.9,
+                "arithmetic_ms_per_token": 2.83,
+            },
+        },
         trees={"eagle3": {"num_steps": 3, "topk": 1, "num_draft_tokens": 4}},
         reports=reports,
         journal=reports / "journal.jsonl",
@@ -81,7 +93,7 @@ def write_history(path: Path, steps: int = 600) -> Path:
 
 
 def write_optional(reports: Path) -> None:
-    """ablation.json, scaling.json, sweep.json and serving.json."""
+    """ablation.json, scaling.json, sweep.json, throughput.json and serving.json."""
     noise = random.Random(1)
 
     def row(method: str, task: str, speedup: float, **values: Any) -> dict[str, Any]:
@@ -133,6 +145,24 @@ def write_optional(reports: Path) -> None:
         "scaling": {"results": scaling},
         "sweep": {"trials": trials, "held_out": held_out},
         "serving": engines,
+        "throughput": {
+            "draft": "eagle3",
+            "tree": {"num_steps": 2, "topk": 1, "num_draft_tokens": 3},
+            "tokens": 32,
+            "repeats": 3,
+            "origin": {"command": "python benchmarks/batch.py"},
+            "results": [
+                {
+                    "batch_size": size,
+                    "vanilla_tokens_per_second": 20.0 * size,
+                    "tokens_per_second": 20.0 * size * (1.5 - 0.05 * size),
+                    "speedup": 1.5 - 0.05 * size,
+                    "speedup_lowest": 1.4 - 0.05 * size,
+                    "speedup_highest": 1.6 - 0.05 * size,
+                }
+                for size in (1, 2, 4, 8)
+            ],
+        },
     }
     for name, content in contents.items():
         (reports / f"{name}.json").write_text(json.dumps(content))

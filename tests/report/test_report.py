@@ -17,7 +17,14 @@ from eagle3.report.sweep import pareto_front
 from eagle3.report.training import thin, training_series, training_table
 from tests.report.samples import write_evaluation, write_history, write_optional
 
-OPTIONAL = ("Ablation", "More training data", "Sweep of tree parameters", "Serving engines", "Training")
+OPTIONAL = (
+    "Ablation",
+    "More training data",
+    "Sweep of tree parameters",
+    "Batch sizes",
+    "Serving engines",
+    "Training",
+)
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +148,13 @@ def test_a_method_that_changes_tokens_is_never_the_winner(full: Path) -> None:
     lead = (full / "README.md").read_text().split("\n\n")[1]
     assert lead.startswith("eagle3 decodes")
     assert "**broken**" not in (full / "README.md").read_text()
+
+
+def test_bound_and_throughput_are_shown(full: Path) -> None:
+    markdown = (full / "README.md").read_text()
+    assert "| Tokens that a forward could verify in the time of reading | 13 |" in markdown
+    assert "538 MB" in markdown
+    assert "| 8 | 160.0 | 176.0 | 1.10× (1.00 to 1.20) |" in markdown
 
 
 def test_published_numbers_carry_their_source(full: Path) -> None:

@@ -1,0 +1,113 @@
+"""Throughput by batch size: vanilla and an EAGLE-3 draft in the native engine, interleaved in one run.
+
+Rows start and finish at different times and are refilled, as in the throughput tables of the EAGLE papers.
+Prints a table and writes --output (JSON), which the report shows.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from eagle3 import paths
+from eagle3.decoding.batch import BatchDecoder
+from eagle3.decoding.batch_drafter import BatchEagleDrafter
+from eagle3.decoding.sampling import Sampling
+from eagle3.decoding.tree import TreeShape
+from eagle3.measure.prompts import task_prompts
+from eagle3.measure.rendering import ChatRenderer
+from eagle3.models.checkpoint import load_draft
+from eagle3.models.target import Target
+from eagle3.provenance import fingerprint_code, fingerprint_machine, write_json
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--draft", default="eagle3", help="a folder of models/drafts")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[1, 2, 4, 8, 16])
+    parser.add_argument(
+        "--tree", type=int, nargs=3, default=[2, 1, 3], metavar=("STEPS", "TOPK", "TOKENS"), help="draft tree"
+    )
+    parser.add_argument("--tokens", type=int, default=32, help="new tokens a prompt")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--output", type=Path, default=paths.REPORTS / "throughput.json")
+    arguments = parser.parse_args()
+    target = Target.load(paths.TARGET)
+    draft = load_draft(paths.DRAFTS / arguments.draft, target, weights=torch.bfloat16)
+    shape = TreeShape(*arguments.tree)
+    tasks = ("mt_bench", "humaneval", "gsm8k")
+    renderer = ChatRenderer(target.tokenizer, target.eos_token_ids)
+    count = max(2 * max(arguments.sizes) // len(tasks), 1)
+    prompts = [renderer(prompt, []) for prompt in task_prompts(paths.TASKS, tasks, "held_out", count)]
+    decoders = {
+        (name, size): BatchDecoder(
+            target, name, size, None if name == "vanilla" else BatchEagleDrafter(draft, shape)
+        )
+        for size in arguments.sizes
+        for name in ("vanilla", arguments.draft)
+    }
+    seconds: dict[tuple[str, int], list[float]] = {key: [] for key in decoders}
+    tokens: dict[tuple[str, int], int] = {}
+    expected: list[tuple[int, ...]] = []
+    for _ in tqdm(range(arguments.repeats), unit="repeat"):
+        for key, decoder in decoders.items():
+            used = prompts[: max(2 * key[1], 4)]
+            generation = decoder.generate(used, arguments.tokens, [Sampling()] * len(used))
+            seconds[key].append(generation.decode_seconds)
+            answers = [answer.token_ids for answer in generation.answers]
+            tokens[key] = sum(len(answer) - 1 for answer in answers)  # the prefill's token left out
+            expected = expected if len(expected) >= len(answers) else answers
+            if answers != expected[: len(answers)]:
+                sys.exit(f"{key[0]} at batch size {key[1]} gives other tokens than the first decoder")
+    rows = []
+    for size in arguments.sizes:
+        base = statistics.median(seconds["vanilla", size])
+        mine = statistics.median(seconds[arguments.draft, size])
+        ratios = sorted(
+            vanilla / speculative
+            for vanilla, speculative in zip(
+                seconds["vanilla", size], seconds[arguments.draft, size], strict=True
+            )
+        )
+        row = {
+            "batch_size": size,
+            "vanilla_tokens_per_second": tokens["vanilla", size] / base,
+            "tokens_per_second": tokens[arguments.draft, size] / mine,
+            "speedup": base / mine,
+            "speedup_lowest": ratios[0],
+            "speedup_highest": ratios[-1],
+        }
+        rows.append(row)
+        print(
+            f"batch {size:>3}: vanilla {row['vanilla_tokens_per_second']:7.1f} tokens/s, {arguments.draft} "
+            f"{row['tokens_per_second']:7.1f}, ratio {row['speedup']:.2f} "
+            f"({row['speedup_lowest']:.2f} to {row['speedup_highest']:.2f})"
+        )
+    write_json(
+        arguments.output,
+        {
+            "machine": fingerprint_machine(),
+            "origin": {
+                "command": "python " + " ".join(["benchmarks/batch.py", *sys.argv[1:]]),
+                **fingerprint_code(Path(__file__).resolve().parents[1]),
+            },
+            "draft": arguments.draft,
+            "tree": dict(zip(("num_steps", "topk", "num_draft_tokens"), arguments.tree, strict=True)),
+            "tokens": arguments.tokens,
+            "repeats": arguments.repeats,
+            "results": rows,
+        },
+    )
+    print(json.dumps({"output": str(arguments.output)}))
+
+
+if __name__ == "__main__":
+    main()
