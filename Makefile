@@ -34,6 +34,7 @@ repro: $(READY) ## Run the pipeline of params.yaml, from the target to reports/i
 	@echo "The report is reports/index.html; 'make ui' shows every run."
 
 studies: $(READY) ## Train the variants of the ablation and of the scaling study, and add them to the report
+	dvc repro
 	dvc repro experiments/studies/dvc.yaml
 	python experiments/report.py
 

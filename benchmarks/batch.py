@@ -6,6 +6,7 @@ Prints a table and writes --output (JSON), which the report shows.
 
 import argparse
 import json
+import random
 import statistics
 import sys
 from pathlib import Path
@@ -45,8 +46,15 @@ def main() -> None:
     shape = TreeShape(*arguments.tree)
     tasks = ("mt_bench", "humaneval", "gsm8k")
     renderer = ChatRenderer(target.tokenizer, target.eos_token_ids)
-    count = max(2 * max(arguments.sizes) // len(tasks), 1)
-    prompts = [renderer(prompt, []) for prompt in task_prompts(paths.TASKS, tasks, "held_out", count)]
+    by_task = [
+        [
+            renderer(prompt, [])
+            for prompt in task_prompts(paths.TASKS, [task], "held_out", max(arguments.sizes))
+        ]
+        for task in tasks
+    ]
+    # The same prompts for every size, the tasks in turn.
+    prompts = [prompt for group in zip(*by_task, strict=False) for prompt in group][: max(arguments.sizes)]
     decoders = {
         (name, size): BatchDecoder(
             target, name, size, None if name == "vanilla" else BatchEagleDrafter(draft, shape)
@@ -55,18 +63,18 @@ def main() -> None:
         for name in ("vanilla", arguments.draft)
     }
     seconds: dict[tuple[str, int], list[float]] = {key: [] for key in decoders}
-    tokens: dict[tuple[str, int], int] = {}
     expected: list[tuple[int, ...]] = []
-    for _ in tqdm(range(arguments.repeats), unit="repeat"):
-        for key, decoder in decoders.items():
-            used = prompts[: max(2 * key[1], 4)]
-            generation = decoder.generate(used, arguments.tokens, [Sampling()] * len(used))
-            seconds[key].append(generation.decode_seconds)
+    order = random.Random(0)
+    for repeat in tqdm(range(arguments.repeats + 1), unit="repeat"):  # the first is not timed
+        for key in order.sample(list(decoders), len(decoders)):
+            generation = decoders[key].generate(prompts, arguments.tokens, [Sampling()] * len(prompts))
             answers = [answer.token_ids for answer in generation.answers]
-            tokens[key] = sum(len(answer) - 1 for answer in answers)  # the prefill's token left out
-            expected = expected if len(expected) >= len(answers) else answers
-            if answers != expected[: len(answers)]:
-                sys.exit(f"{key[0]} at batch size {key[1]} gives other tokens than the first decoder")
+            expected = expected or answers
+            if answers != expected:
+                sys.exit(f"{key[0]} at batch size {key[1]} gives other tokens than another decoder")
+            if repeat:
+                seconds[key].append(generation.decode_seconds)
+    decoded = sum(len(answer) - 1 for answer in expected)  # the prefill's token left out
     rows = []
     for size in arguments.sizes:
         base = statistics.median(seconds["vanilla", size])
@@ -79,8 +87,8 @@ def main() -> None:
         )
         row = {
             "batch_size": size,
-            "vanilla_tokens_per_second": tokens["vanilla", size] / base,
-            "tokens_per_second": tokens[arguments.draft, size] / mine,
+            "vanilla_tokens_per_second": decoded / base,
+            "tokens_per_second": decoded / mine,
             "speedup": base / mine,
             "speedup_lowest": ratios[0],
             "speedup_highest": ratios[-1],

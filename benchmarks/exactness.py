@@ -66,7 +66,7 @@ def held_out(tasks: list[str], count: int) -> list[str]:
 
 
 def build_decoders(target: Target) -> list[Decoder]:
-    """Vanilla, every method of params.yaml, and a random draft with trees of several shapes."""
+    """Vanilla, every method of params.yaml, and a trained and a random draft with trees of several shapes."""
     settings = load_settings()
     bench = Bench(target, paths.DRAFTS, torch.float32)
     methods = [bench.decoder(method) for method in settings.evaluate.methods]
@@ -74,12 +74,13 @@ def build_decoders(target: Target) -> list[Decoder]:
     assert isinstance(trained, Eagle3Module)
     random = Eagle3Module(trained.config)
     random.set_vocabulary(trained.draft_to_target)
-    draft = Eagle3Draft(random, target)
+    drafts = {"eagle3": bench.head("eagle3"), "random draft": Eagle3Draft(random, target)}
     return [
         VanillaDecoder(target),
         *methods,
         *(
-            SpeculativeDecoder(target, EagleDrafter(draft, shape), f"random draft, {label}")
+            SpeculativeDecoder(target, EagleDrafter(draft, shape), f"{name}, {label}")
+            for name, draft in drafts.items()
             for label, shape in SHAPES.items()
         ),
     ]

@@ -451,6 +451,9 @@ class Settings(Section):
                     f"studies.ablation.variants.{name}.{place}: {problem['msg']}; use the keys of "
                     f"drafts.{ablation.draft}"
                 ) from None
+        amounts = list(self.studies.scaling.train_tokens)
+        if amounts != sorted(set(amounts)):
+            raise ValueError(f"studies.scaling.train_tokens: {amounts} must be different and rising")
         for draft in self.studies.scaling.drafts:
             if draft not in self.drafts or self.drafts[draft].family not in HEAD_FAMILIES:
                 raise ValueError(

@@ -35,13 +35,21 @@ def measure(settings: Settings) -> dict[str, Any]:
     if wanted.threads:
         torch.set_num_threads(wanted.threads)
     target = Target.load(paths.TARGET, getattr(torch, wanted.dtype), choose_device())
-    bench = Bench(target, paths.DRAFTS, getattr(torch, wanted.draft_dtype))
+    journal = paths.RUNS / "evaluation.jsonl"
+    costs = paths.RUNS / "adaptive_costs.json"
+    if not journal.exists():
+        costs.unlink(missing_ok=True)  # a run that goes on keeps its trees; a new one measures their costs
+    bench = Bench(target, paths.DRAFTS, getattr(torch, wanted.draft_dtype), costs)
     decoders = [bench.vanilla(), *(bench.decoder(method) for method in wanted.methods)]
     drafting = {method.name: describe_drafting(method) for method in wanted.methods}
     best = tuned_parameters(settings, torch.get_num_threads())
+    methods = {method.name: method.model_dump(mode="json", exclude={"name"}) for method in wanted.methods}
+    drafts = dict.fromkeys(wanted.draft_names)
     if best is not None:
         decoders.append(bench.tuned(best.configuration, TUNED))
         drafting[TUNED] = best.configuration.tree
+        methods[TUNED] = best.configuration.as_dict()
+        drafts[best.configuration.draft] = None
     return evaluate(
         decoders,
         task_prompts(paths.TASKS, wanted.tasks, "held_out", wanted.prompts_per_task),
@@ -59,12 +67,14 @@ def measure(settings: Settings) -> dict[str, Any]:
         machine=json.loads(paths.MACHINE.read_text(encoding="utf-8")),
         subject={
             "target": hash_tree(paths.TARGET),
-            "drafts": {name: hash_tree(paths.DRAFTS / name) for name in wanted.draft_names},
+            "drafts": {name: hash_tree(paths.DRAFTS / name) for name in drafts},
+            "draft_dtype": wanted.draft_dtype,
+            "methods": methods,
             "threads": torch.get_num_threads(),
             "device": str(target.device),
         },
         reports=paths.REPORTS,
-        journal=paths.RUNS / "evaluation.jsonl",
+        journal=journal,
         origin={
             "command": "dvc repro evaluate",
             "adaptive_costs_ms": bench.costs,
@@ -86,6 +96,9 @@ def tuned_parameters(settings: Settings, threads: int) -> "BestParameters | None
         best = read_best(paths.BEST, fingerprint(settings))
     except ValueError as error:
         print(f"no tuned row: {error}")
+        return None
+    if not best.tuned:
+        print(f"no tuned row: the winner of {paths.BEST} is a default tree, {best.name}")
         return None
     if best.configuration.threads not in (0, threads):
         print(

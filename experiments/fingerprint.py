@@ -12,10 +12,15 @@ from eagle3.provenance import fingerprint_machine, sha256_file, write_json
 
 def main() -> None:
     parser = stage_parser(__doc__)
-    parser.add_argument("--output", type=Path, default=paths.MACHINE, help="the file for the machine")
+    parser.add_argument(
+        "--output", type=Path, default=paths.MACHINE, help="the file for the machine; the other goes beside"
+    )
     arguments = parser.parse_args()
     write_json(arguments.output, fingerprint_machine())
-    write_json(paths.TUNED, {"best_params": sha256_file(paths.BEST) if paths.BEST.is_file() else None})
+    write_json(
+        arguments.output.with_name(paths.TUNED.name),
+        {"best_params": sha256_file(paths.BEST) if paths.BEST.is_file() else None},
+    )
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ def preview(settings: Settings, arguments: Namespace) -> str:
 
 def sweep(session: "Session", arguments: Namespace, tracker: Tracker) -> "Outcome | None":
     """Run the trials and measure the best again; what was measured is written and tracked in any case."""
-    from eagle3.tuning.figures import write_figures
+    from eagle3.report.sweep_figures import write_figures
     from eagle3.tuning.results import sweep_results
     from eagle3.tuning.runner import Plan, Runner
 

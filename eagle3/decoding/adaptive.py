@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -23,7 +23,6 @@ from eagle3.decoding.draft_tree import DraftTree, arrange, best
 from eagle3.decoding.tree import DynamicGrowth, TreeShape
 
 if TYPE_CHECKING:
-    from eagle3.decoding.cache import KVCache
     from eagle3.models.draft import Draft
     from eagle3.models.target import Target
 
@@ -44,6 +43,20 @@ class RoundCosts:
     verify: tuple[float, ...]
     draft_step: float
     fixed: float
+
+    @classmethod
+    def from_milliseconds(cls, values: Mapping[str, Any]) -> RoundCosts:
+        """The inverse of `as_milliseconds`."""
+        verify = (0.0, *(value / 1e3 for value in values["verify"]))
+        return cls(verify, values["draft_step"] / 1e3, values["fixed"] / 1e3)
+
+    def as_milliseconds(self) -> dict[str, Any]:
+        """For a file; "verify" begins with one token."""
+        return {
+            "verify": [round(1e3 * seconds, 3) for seconds in self.verify[1:]],
+            "draft_step": round(1e3 * self.draft_step, 3),
+            "fixed": round(1e3 * self.fixed, 3),
+        }
 
     def seconds(self, nodes: int, steps: int) -> float:
         """A round that verifies `nodes` tokens, the root included, after `steps` levels of drafting."""
@@ -126,46 +139,61 @@ def best_size(probabilities: Sequence[float], costs: RoundCosts, steps: int, lim
 
 @torch.inference_mode()
 def measure_costs(target: Target, draft: Draft, largest: TreeShape) -> RoundCosts:
-    """Time the parts of a round on this machine: medians over a short context, verification made monotone."""
-    context = torch.zeros(1, _CONTEXT, dtype=torch.int64, device=target.device)
-    places = torch.arange(_CONTEXT, device=target.device)[None]
-    cache = target.new_cache(_CONTEXT + largest.num_draft_tokens)
-    output = target.forward(context, places, cache, logits="none")
-    own = draft.new_cache(_CONTEXT + largest.max_expanded + 2)
+    """Time the parts of a round on this machine, sizes in turn; more tokens never cost less in the result."""
+    context = min(_CONTEXT, target.config.max_position_embeddings - largest.num_draft_tokens)
+    level = max(largest.topk, 2)  # tokens of one draft step, and of the pass over accepted ones
+    ids = torch.zeros(1, max(context, largest.num_draft_tokens, level), dtype=torch.int64)
+    ids = ids.to(target.device)
+    cache, own = target.new_cache(context + largest.num_draft_tokens), draft.new_cache(context + level)
+    output = target.forward(ids[:, :context], _places(0, context, target), cache, logits="none")
     states = draft.fuse(output)
-    draft.forward(context, states, places, own, logits="none")
+    draft.forward(ids[:, :context], states, _places(0, context, target), own, logits="none")
+    states = states[:, :1].expand(-1, level, -1)
 
-    def forward_target(count: int) -> None:
-        target.forward(context[:, :count], _at(places, count), cache)
+    def verify(count: int) -> None:
+        target.forward(ids[:, :count], _places(context, count, target), cache)
+        cache.truncate(context)
 
-    def forward_draft(count: int, logits: str) -> None:
-        draft.forward(context[:, :count], states[:, :count], _at(places, count), own, logits=logits)
+    def step(count: int, logits: str) -> None:
+        places = _places(context, count, target)
+        draft.forward(ids[:, :count], states[:, :count], places, own, logits=logits)
+        own.truncate(context)
 
-    verify = [0.0]
-    for nodes in range(1, largest.num_draft_tokens + 1):
-        seconds = _median(partial(forward_target, nodes), cache, target.device)
-        verify.append(max(seconds, verify[-1]))
-    return RoundCosts(
-        tuple(verify),
-        _median(partial(forward_draft, largest.topk, "all"), own, target.device),
-        _median(partial(forward_draft, 2, "last"), own, target.device),
-    )
-
-
-def _at(places: Tensor, count: int) -> Tensor:
-    return places[:, :count] + _CONTEXT
+    parts: list[Callable[[], None]] = [
+        *(partial(verify, nodes) for nodes in range(1, largest.num_draft_tokens + 1)),
+        partial(step, largest.topk, "all"),
+        partial(step, 2, "last"),
+    ]
+    seconds = _medians(parts, target.device)
+    return RoundCosts((0.0, *_rising(seconds[:-2])), seconds[-2], seconds[-1])
 
 
-def _median(run: Callable[[], None], cache: KVCache, device: torch.device) -> float:
-    """Median seconds of `run`, whose additions to the cache are taken back."""
-    seconds = []
-    for _ in range(_REPEATS):
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        began = time.perf_counter()
-        run()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        seconds.append(time.perf_counter() - began)
-        cache.truncate(_CONTEXT)
-    return statistics.median(seconds)
+def _places(first: int, count: int, target: Target) -> Tensor:
+    return torch.arange(first, first + count, device=target.device)[None]
+
+
+def _medians(parts: Sequence[Callable[[], None]], device: torch.device) -> list[float]:
+    """Median seconds of each part, the parts in turn so that a slow moment falls on all of them."""
+    seconds: list[list[float]] = [[] for _ in parts]
+    for repeat in range(_REPEATS + 1):  # the first is not counted
+        for index, run in enumerate(parts):
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            began = time.perf_counter()
+            run()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            if repeat:
+                seconds[index].append(time.perf_counter() - began)
+    return [statistics.median(values) for values in seconds]
+
+
+def _rising(values: Sequence[float]) -> list[float]:
+    """The nearest sequence that never falls (pool adjacent violators)."""
+    pools: list[tuple[float, int]] = []  # mean, length
+    for value in values:
+        pools.append((value, 1))
+        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+            (high, many), (low, few) = pools[-2:]
+            pools[-2:] = [((high * many + low * few) / (many + few), many + few)]
+    return [mean for mean, length in pools for _ in range(length)]

@@ -20,11 +20,11 @@ class HybridDrafter:
     The head takes in every accepted token either way, so its cache is that of a head used alone.
     """
 
-    def __init__(self, head: EagleDrafter, num_steps: int, min_ngram: int, max_ngram: int) -> None:
+    def __init__(self, head: EagleDrafter, num_steps: int, *, max_ngram: int, min_ngram: int) -> None:
         """
         Args:
             num_steps: most tokens copied in one round.
-            min_ngram, max_ngram: length of the endings looked up.
+            max_ngram, min_ngram: length of the endings looked up.
 
         Raises:
             ValueError: for a chain or n-gram length below 1.

@@ -45,7 +45,7 @@ class NgramIndex:
 class PromptLookupDrafter:
     """A chain copied from the context (github.com/apoorvumang/prompt-lookup-decoding); no match, no draft."""
 
-    def __init__(self, num_steps: int = 10, max_ngram: int = 3, min_ngram: int = 1) -> None:
+    def __init__(self, num_steps: int = 10, *, max_ngram: int = 3, min_ngram: int = 1) -> None:
         """
         Raises:
             ValueError: for a chain or n-gram length below 1.

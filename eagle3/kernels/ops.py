@@ -121,6 +121,8 @@ class CompiledOps:
         return torch.float32
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        if weight.dtype not in (torch.float32, torch.bfloat16):
+            weight = weight.float()  # the kernels read these two
         outputs, inputs = weight.shape
         panels = -(-outputs // 16)
         padded = torch.zeros(panels * 16, inputs, dtype=weight.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from eagle3.config import (
     PromptLookupMethod,
     StaticHeadMethod,
 )
-from eagle3.decoding.adaptive import AdaptiveShape, measure_costs
+from eagle3.decoding.adaptive import AdaptiveShape, RoundCosts, measure_costs
 from eagle3.decoding.drafter import Drafter
 from eagle3.decoding.eagle_drafter import EagleDrafter
 from eagle3.decoding.engine import SpeculativeDecoder
@@ -30,6 +31,7 @@ from eagle3.models.checkpoint import load_draft
 from eagle3.models.draft import Draft
 from eagle3.models.independent import load_independent
 from eagle3.models.target import Target
+from eagle3.provenance import write_json
 
 if TYPE_CHECKING:
     from eagle3.tuning.space import Configuration
@@ -41,15 +43,21 @@ class Bench:
     `costs` holds what was measured for adaptive trees, by method, in milliseconds.
     """
 
-    def __init__(self, target: Target, drafts: Path, draft_dtype: torch.dtype) -> None:
+    def __init__(
+        self, target: Target, drafts: Path, draft_dtype: torch.dtype, costs: Path | None = None
+    ) -> None:
         """
         Args:
             drafts: the folder of the drafts' folders.
             draft_dtype: of the drafts' weights, where a decoder does not ask for another.
+            costs: keeps the measured costs of adaptive trees, for a run that goes on after a kill.
         """
         self.target = target
-        self.costs: dict[str, dict[str, Any]] = {}
-        self._folder, self._dtype = drafts, draft_dtype
+        self.costs: dict[str, dict[str, Any]] = (
+            json.loads(costs.read_text(encoding="utf-8")) if costs is not None and costs.exists() else {}
+        )
+        self._folder, self._costs_file = drafts, costs
+        self._dtype = self._possible(draft_dtype)
         self._heads: dict[tuple[str, torch.dtype, bool], Draft] = {}
         self._models: dict[str, Target] = {}
 
@@ -68,7 +76,12 @@ class Bench:
 
     def head(self, name: str, dtype: torch.dtype | None = None, compile: bool = False) -> Draft:
         """A trained head; with `compile` in plain torch behind torch.compile, and the target's dtype."""
-        dtype = self.target.dtype if compile else dtype or self._dtype
+        if compile and self.target.activation_dtype != self.target.dtype:
+            raise ValueError(
+                "compile: true drafts in plain torch, which cannot mix the float32 activations of the CPU "
+                f"kernels with weights in {self.target.dtype}; set evaluate.dtype to float32"
+            )
+        dtype = self.target.dtype if compile else self._possible(dtype or self._dtype)
         key = name, dtype, compile
         if key not in self._heads:
             draft = load_draft(self._folder / name, self.target, weights=dtype, compiled=not compile)
@@ -79,7 +92,9 @@ class Bench:
 
     def _drafter(self, method: MethodSettings) -> Drafter:
         if isinstance(method, PromptLookupMethod):
-            return PromptLookupDrafter(method.num_steps, method.max_ngram, method.min_ngram)
+            return PromptLookupDrafter(
+                method.num_steps, max_ngram=method.max_ngram, min_ngram=method.min_ngram
+            )
         if isinstance(method, ModelMethod):
             if method.draft not in self._models:
                 folder = self._folder / method.draft
@@ -92,15 +107,23 @@ class Bench:
             return EagleDrafter(head, method.tree)
         if isinstance(method, HybridMethod):
             drafter = EagleDrafter(head, method.tree.shape)
-            return HybridDrafter(drafter, method.num_steps, method.min_ngram, method.max_ngram)
+            return HybridDrafter(
+                drafter, method.num_steps, max_ngram=method.max_ngram, min_ngram=method.min_ngram
+            )
         assert isinstance(method, AdaptiveHeadMethod)
-        costs = measure_costs(self.target, head, method.tree.shape)
-        self.costs[method.name] = {
-            "verify": [round(1e3 * seconds, 2) for seconds in costs.verify[1:]],
-            "draft_step": round(1e3 * costs.draft_step, 2),
-            "fixed": round(1e3 * costs.fixed, 2),
-        }
+        if method.name not in self.costs:
+            self.costs[method.name] = measure_costs(self.target, head, method.tree.shape).as_milliseconds()
+            if self._costs_file is not None:
+                write_json(self._costs_file, self.costs)
+        costs = RoundCosts.from_milliseconds(self.costs[method.name])
         return EagleDrafter(head, AdaptiveShape(method.tree.shape, costs))
+
+    def _possible(self, dtype: torch.dtype) -> torch.dtype:
+        """The dtype, or the target's where plain torch computes, which does not mix dtypes; says so."""
+        if self.target.kernels == "compiled" or dtype == self.target.dtype:
+            return dtype
+        print(f"drafts are held in {self.target.dtype}, not {dtype}: only the CPU kernels mix dtypes")
+        return self.target.dtype
 
 
 def describe_drafting(method: MethodSettings) -> dict[str, int]:
@@ -109,4 +132,7 @@ def describe_drafting(method: MethodSettings) -> dict[str, int]:
         return {"num_steps": method.num_steps}
     if isinstance(method, StaticHeadMethod):
         return {"static_nodes": method.tree.max_nodes}
-    return dict(method.tree.model_dump())
+    tree = dict(method.tree.model_dump())
+    if isinstance(method, AdaptiveHeadMethod):
+        return {**tree, "adaptive": 1}
+    return {**tree, "copied": method.num_steps} if isinstance(method, HybridMethod) else tree

@@ -16,9 +16,11 @@ _MATRIX = 1024
 
 
 def measure_bound(target: Target) -> dict[str, float]:
-    """Times of this machine and the bound for one forward of the target, in the target's dtype.
+    """Speeds of this machine, measured with plain torch, and what they mean for a forward of the target.
 
     Every forward reads all weights of its linear layers once, and each token costs two operations a weight.
+    Reading is measured by adding up float32 numbers, arithmetic by a matrix product in the dtype that the
+    target's activations have.
     """
     weights = sum(
         parameter.numel()
@@ -28,9 +30,9 @@ def measure_bound(target: Target) -> dict[str, float]:
     if target.model.config.tie_word_embeddings:
         weights += target.embed_weight.numel()  # one matrix, read as the head
     element = target.embed_weight.element_size()
-    block = torch.ones(_READ_BYTES // element, dtype=target.dtype, device=target.device)
+    block = torch.ones(_READ_BYTES // 4, device=target.device)
     bandwidth = _READ_BYTES / _seconds(lambda: block.sum(), target.device)
-    matrix = torch.randn(_MATRIX, _MATRIX, device=target.device).to(target.dtype)
+    matrix = torch.randn(_MATRIX, _MATRIX, device=target.device).to(target.activation_dtype)
     arithmetic = 2 * _MATRIX**3 / _seconds(lambda: matrix @ matrix, target.device)
     return {
         "weights_mb": weights * element / 1e6,

@@ -1,4 +1,4 @@
-"""Which prompts are measured: the first ones of a split of each task."""
+"""Which prompts are measured: so many of a split of each task."""
 
 import json
 from collections.abc import Sequence
@@ -7,8 +7,10 @@ from pathlib import Path
 from eagle3.measure.rendering import Prompt
 
 
-def task_prompts(folder: Path, tasks: Sequence[str], split: str, count: int) -> list[Prompt]:
-    """The first prompts of a split of every task; any prefix of a task's file is a fair sample.
+def task_prompts(
+    folder: Path, tasks: Sequence[str], split: str, count: int, from_end: bool = False
+) -> list[Prompt]:
+    """The first or last prompts of a split of every task; any part of a task's file is a fair sample.
 
     Raises:
         ValueError: if a task has no prompt in the split.
@@ -22,5 +24,8 @@ def task_prompts(folder: Path, tasks: Sequence[str], split: str, count: int) -> 
             raise ValueError(f"{path} has no prompt of the {split} split: change tasks.tuning_share")
         if len(rows) < count:
             print(f"task {task}: only {len(rows)} prompts of the {split} split of {count} wanted")
-        prompts += [Prompt(task, row["id"], tuple(row["turns"])) for row in rows[:count]]
+        prompts += [
+            Prompt(task, row["id"], tuple(row["turns"]))
+            for row in (rows[-count:] if from_end else rows[:count])
+        ]
     return prompts

@@ -132,8 +132,8 @@ def load_draft(
     files = read_draft_files(folder)
     module = _build(folder, files, family)
     if isinstance(module, Eagle3Module) and module.config.fused:
-        layers = _trained_on(folder, files)
-        if layers is not None and layers != target.capture_layers:
+        layers = _trained_on(folder, files) or published_capture_layers(target.num_layers)
+        if len(layers) == module.config.num_captured and layers != target.capture_layers:
             raise ValueError(
                 f"{folder}: trained on the hidden states {list(layers)}, the target gives "
                 f"{list(target.capture_layers)}; set target.capture_layers to {list(layers)}"
@@ -145,7 +145,10 @@ def load_draft(
 
 
 def _trained_on(folder: Path, files: DraftFiles) -> tuple[int, ...] | None:
-    """The hidden states that `fc` was trained on, of the manifest or config.json; None where neither says."""
+    """The hidden states that `fc` was trained on, of the manifest or config.json.
+
+    None where neither names them: then they are the published ones.
+    """
     manifest = folder / MANIFEST
     if manifest.exists():
         layers = json.loads(manifest.read_text(encoding="utf-8")).get("capture_layers")
@@ -165,7 +168,8 @@ def _draft_config(
         raise ValueError(
             f"{folder}/{CONFIG}: {', '.join(missing)} is missing; the draft cannot be built without it"
         )
-    rope = values.get("rope_parameters") or {"rope_type": "default", **(values.get("rope_scaling") or {})}
+    rope = dict(values.get("rope_parameters") or values.get("rope_scaling") or {})
+    rope["rope_type"] = rope.get("rope_type", rope.pop("type", "default"))  # "type": its older name
     theta = rope.get("rope_theta", values.get("rope_theta"))
     if theta is None:
         raise ValueError(

@@ -34,9 +34,7 @@ class DraftConfig:
     max_position_embeddings: int
     fc_norm: bool = False
     norm_output: bool = False
-    norm_before_residual: bool = (
-        False  # speculators: the normed hidden state, not itself, is carried past attention
-    )
+    norm_before_residual: bool = False  # speculators: the normed hidden state goes around the attention
     fused: bool = True  # EAGLE-3 only: false, `fc` reads the final state instead of the captured ones
 
     @classmethod

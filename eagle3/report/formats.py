@@ -49,7 +49,9 @@ def tree_text(tree: Mapping[str, int] | None) -> str:
     if not tree:
         return MISSING
     if {"num_steps", "topk", "num_draft_tokens"} <= tree.keys():
-        return f"{tree['num_steps']} / {tree['topk']} / {tree['num_draft_tokens']}"
+        text = f"{tree['num_steps']} / {tree['topk']} / {tree['num_draft_tokens']}"
+        text = f"up to {text}" if tree.get("adaptive") else text
+        return f"{text}, or {tree['copied']} copied" if tree.get("copied") else text
     return ", ".join(f"{key} {value}" for key, value in tree.items())
 
 

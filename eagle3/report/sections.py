@@ -1,6 +1,7 @@
 """The report's sections in reading order; a result that does not exist gets no section."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from matplotlib.figure import Figure as Canvas
 
@@ -17,7 +18,9 @@ from eagle3.report.sweep import (
     held_out_table,
     sweep_states_table,
 )
+from eagle3.report.sweep_figures import CAPTIONS, draw_figures
 from eagle3.report.tables import (
+    adaptive_table,
     bound_table,
     by_task_table,
     context_table,
@@ -30,7 +33,6 @@ from eagle3.report.tables import (
 )
 from eagle3.report.throughput import throughput_table
 from eagle3.report.training import training_curves, training_table
-from eagle3.tuning.figures import CAPTIONS, draw_figures
 
 Draw = Callable[[str, str, str, Canvas], Figure]
 """(name, caption, description, canvas) -> the figure, its PNG written."""
@@ -157,7 +159,7 @@ def _time(inputs: Inputs, draw: Draw) -> Section:
                 )
             )
             blocks.append(table)
-    blocks += _present(bound_table(inputs))
+    blocks += _present(adaptive_table(inputs), bound_table(inputs))
     return Section("time", "Time of a round", tuple(blocks))
 
 
@@ -208,7 +210,8 @@ def _ablation(inputs: Inputs, draw: Draw) -> Section:
     table = grid_table(
         inputs.ablation["results"], "Ablation, measured here: decode speedup and τ", "Variant", "method"
     )
-    return Section("ablation", "Ablation", (table, published_ablation_table()))
+    provenance = _provenance(inputs, inputs.ablation)
+    return Section("ablation", "Ablation", (*provenance, table, published_ablation_table()))
 
 
 def _scaling(inputs: Inputs, draw: Draw) -> Section:
@@ -218,15 +221,18 @@ def _scaling(inputs: Inputs, draw: Draw) -> Section:
     figure = draw(
         "scaling", "τ and decode speedup against training data.", "The table below.", scaling_figure(results)
     )
-    return Section("scaling", "More training data", (figure, scaling_table(results)))
+    provenance = _provenance(inputs, inputs.scaling)
+    return Section("scaling", "More training data", (*provenance, figure, scaling_table(results)))
 
 
 def _sweep(inputs: Inputs, draw: Draw) -> Section:
     if inputs.sweep is None:
         return Section("sweep", "Sweep", ())
-    blocks: list[Block] = []
+    blocks: list[Block] = list(_provenance(inputs, inputs.sweep.get("identity", {})))
     for name, canvas in draw_figures(inputs.sweep).items():
-        blocks.append(draw(f"sweep-{name.replace('_', '-')}", CAPTIONS[name], "One point a trial.", canvas))
+        blocks.append(
+            draw(f"sweep-{name.replace('_', '-')}", CAPTIONS[name], "Drawn from sweep.json.", canvas)
+        )
     if finished_trials(inputs.sweep):
         blocks.append(best_trials_table(inputs.sweep))
     blocks.append(sweep_states_table(inputs.sweep))
@@ -238,7 +244,8 @@ def _sweep(inputs: Inputs, draw: Draw) -> Section:
 def _throughput(inputs: Inputs, draw: Draw) -> Section:
     if inputs.throughput is None:
         return Section("throughput", "Batch sizes", ())
-    return Section("throughput", "Batch sizes", (throughput_table(inputs.throughput),))
+    provenance = _provenance(inputs, inputs.throughput)
+    return Section("throughput", "Batch sizes", (*provenance, throughput_table(inputs.throughput)))
 
 
 def _serving(inputs: Inputs, draw: Draw) -> Section:
@@ -270,6 +277,24 @@ def _reproduce(inputs: Inputs, draw: Draw) -> Section:
             )
         )
     return Section("reproduce", "Reproduce", tuple(blocks))
+
+
+def _provenance(inputs: Inputs, result: Mapping[str, Any]) -> Iterator[Block]:
+    """The result's own verdict, and a warning where it was measured elsewhere than the evaluation."""
+    verdict = result.get("verdict")
+    if verdict:
+        yield Paragraph(verdict["summary"])
+    evaluation = inputs.evaluation
+    mine, theirs = evaluation["settings"]["subject"], result.get("settings", {}).get("subject", result)
+    differs = []
+    if "machine" in result and result["machine"] != evaluation["machine"]:
+        differs.append("machine")
+    if "target" in theirs and "target" in mine and theirs["target"] != mine["target"]:
+        differs.append("target")
+    if differs:
+        yield Paragraph(
+            f"Measured on another {' and '.join(differs)} than the evaluation above.", Tone.WARNING
+        )
 
 
 def _present(*tables: Table | None) -> Iterator[Table]:

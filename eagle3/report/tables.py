@@ -244,12 +244,12 @@ def bound_table(inputs: Inputs) -> Table | None:
     rows = [
         ("Weights read for every forward", f"{bound['weights_mb']:,.0f} MB"),
         ("Memory read by this machine", f"{bound['bandwidth_gb_s']:.1f} GB/s"),
-        ("Arithmetic of this machine (fp32 matrix product)", f"{bound['arithmetic_gflop_s']:.0f} GFLOP/s"),
-        ("A forward takes at least, for reading", f"{lowest:.1f} ms"),
-        ("A step of vanilla, measured", f"{step:.1f} ms, {lowest / step:.0%} of it the bound"),
-        ("A verified token adds at least, for arithmetic", f"{bound['arithmetic_ms_per_token']:.2f} ms"),
+        ("Arithmetic of this machine (matrix product)", f"{bound['arithmetic_gflop_s']:.0f} GFLOP/s"),
+        ("Reading them takes about", f"{lowest:.1f} ms"),
+        ("A step of vanilla, measured", f"{step:.1f} ms, {lowest / step:.0%} of it reading"),
+        ("The arithmetic of one verified token takes about", f"{bound['arithmetic_ms_per_token']:.2f} ms"),
         (
-            "Tokens that a forward could verify in the time of reading",
+            "Tokens whose arithmetic fits into the time of reading",
             f"{lowest / bound['arithmetic_ms_per_token']:.0f}",
         ),
     ]
@@ -259,9 +259,33 @@ def bound_table(inputs: Inputs) -> Table | None:
         rows=tuple(cells(list(row)) for row in rows),
         note=(
             "Measured before the evaluation with plain torch. Speculation gains from the gap between the "
-            "two: up to that many tokens, verifying is nearly free; beyond, each costs its arithmetic."
+            "two: up to that many tokens, verifying could be nearly free; beyond, each costs its arithmetic."
         ),
         text_columns=frozenset({"What"}),
+    )
+
+
+def adaptive_table(inputs: Inputs) -> Table | None:
+    """The costs that adaptive trees were sized with; None where there are none."""
+    costs = inputs.evaluation["settings"]["origin"].get("adaptive_costs_ms")
+    if not costs:
+        return None
+    sizes = range(1, 1 + max(len(values["verify"]) for values in costs.values()))
+    return Table(
+        caption="Costs that adaptive trees are sized with, in ms",
+        columns=("Method", "Draft step", "Fixed", *(f"Verify {size}" for size in sizes)),
+        rows=tuple(
+            cells(
+                [
+                    name,
+                    number(values["draft_step"]),
+                    number(values["fixed"]),
+                    *(number(value, 1) for value in values["verify"]),
+                    *[MISSING] * (len(sizes) - len(values["verify"])),
+                ]
+            )
+            for name, values in costs.items()
+        ),
     )
 
 

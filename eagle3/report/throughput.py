@@ -26,8 +26,7 @@ def throughput_table(throughput: Mapping[str, Any]) -> Table:
         rows=rows,
         note=(
             f"Medians of {throughput['repeats']} interleaved repeats, lowest and highest ratio in brackets; "
-            f"{throughput['tokens']} tokens a prompt, greedy, equal tokens checked. The more rows, the less "
-            f"is left for speculation: rows already fill the time of reading the weights. Command: "
-            f"{throughput['origin']['command']}"
+            f"the same prompts for every size, {throughput['tokens']} tokens each, greedy, equal tokens "
+            f"checked. Command: {throughput['origin']['command']}"
         ),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,12 @@ from eagle3 import paths
 from eagle3.config import Settings
 from eagle3.decoding.eagle_drafter import EagleDrafter
 from eagle3.decoding.engine import SpeculativeDecoder
-from eagle3.decoding.vanilla import VanillaDecoder
+from eagle3.measure.bench import Bench
 from eagle3.measure.evaluation import evaluate
 from eagle3.measure.losslessness import target_rescorer
 from eagle3.measure.prompts import task_prompts
 from eagle3.measure.rendering import ChatRenderer
 from eagle3.measure.settings import EvaluationSettings
-from eagle3.models.checkpoint import load_draft
 from eagle3.models.target import Target
 from eagle3.provenance import fingerprint_code, fingerprint_machine, hash_tree
 from eagle3.studies.variants import Variant
@@ -44,10 +42,11 @@ def compare(
         torch.set_num_threads(measured.threads)
     target = Target.load(paths.TARGET, getattr(torch, measured.dtype), device)
     weights, tree = getattr(torch, measured.draft_dtype), wanted.tree
-    decoders: list[Any] = [VanillaDecoder(target)]
+    bench = Bench(target, folder, weights)
+    decoders = [bench.vanilla()]
     for variant in variants:
-        draft = load_draft(folder / variant.name / "draft", target, weights=weights)
-        decoders.append(SpeculativeDecoder(target, EagleDrafter(draft, tree.shape), variant.name))
+        drafter = EagleDrafter(bench.head(f"{variant.name}/draft"), tree.shape)
+        decoders.append(SpeculativeDecoder(target, drafter, variant.name))
     report = evaluate(
         decoders,
         task_prompts(paths.TASKS, wanted.tasks, "held_out", wanted.prompts_per_task),
@@ -63,6 +62,9 @@ def compare(
         subject={
             "target": hash_tree(paths.TARGET),
             "drafts": {variant.name: hash_tree(folder / variant.name / "draft") for variant in variants},
+            "draft_dtype": str(weights),
+            "threads": torch.get_num_threads(),
+            "device": str(target.device),
         },
         reports=folder,
         journal=folder / "evaluation.jsonl",
@@ -75,5 +77,4 @@ def compare(
         found = by_name.get(row["method"])
         if found is not None:  # vanilla and its A/A arm stay in the verdict
             rows.append({**row, "method": found.method, **trained[found.name]})
-    result: dict[str, Any] = json.loads(json.dumps({**report, "results": rows}))
-    return result
+    return {**report, "results": rows}

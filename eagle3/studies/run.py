@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-
 from eagle3 import paths
 from eagle3.config import Settings
 from eagle3.provenance import hash_stage_code, write_json
@@ -25,15 +23,15 @@ def run_study(settings: Settings, study: str, device: str) -> None:
     folder, out = paths.RUNS / study, paths.REPORTS / f"{study}.json"
     data = TrainingData.load(settings, device)
     tracker = Tracker.open(settings)
-    with tracker.run(study, study) as run, ExitStack() as stack:
+    with tracker.run(study, study) as run:
         run.log_params({study: getattr(settings.studies, study).model_dump(mode="json")})
         run.log_dataset("regenerated", paths.REGENERATED, "training")
-        buffer = stack.enter_context(run.metric_buffer())
+        with run.metric_buffer() as buffer:
 
-        def log(name: str, measured: dict[str, float], step: int) -> None:
-            buffer({f"{name}.{key}": value for key, value in measured.items()}, step)
+            def log(name: str, measured: dict[str, float], step: int) -> None:
+                buffer({f"{name}.{key}": value for key, value in measured.items()}, step)
 
-        trained = train_variants(data, variants, settings.seed, hash_stage_code("train"), folder, log)
+            trained = train_variants(data, variants, settings.seed, hash_stage_code("train"), folder, log)
         command = f"dvc repro experiments/studies/dvc.yaml:{study}"
         report = compare(settings, variants, trained, folder, device, command)
         write_json(out, report)

@@ -78,8 +78,9 @@ def train_variants(
         By name: distinct training tokens, and how the training ended.
     """
     results: dict[str, dict[str, Any]] = {}
+    chosen = {variant.name: first_rows(data.rows, variant) for variant in variants}
     for variant in variants:
-        rows = first_rows(data.rows, variant.train_tokens)
+        rows = chosen[variant.name]
         tokens = sum(len(row.token_ids) for row in rows if row.split == "train")
         mine = replace(data, rows=rows)
         identity = {"code": code, "train_tokens": variant.train_tokens}
@@ -121,15 +122,20 @@ def train_variants(
     return results
 
 
-def first_rows(rows: Sequence[Row], tokens: int) -> list[Row]:
-    """Training rows of about `tokens` tokens, 0 for all, and every validation row.
+def first_rows(rows: Sequence[Row], variant: Variant) -> list[Row]:
+    """Training rows of about the variant's amount of tokens, and every validation row.
 
     A smaller amount is part of every larger one, and all sources are in it: rows are taken in the order of a
     hash of their ids.
+
+    Raises:
+        ValueError: if there are fewer tokens.
     """
-    chosen = [row for row in rows if row.split == "validation"]
+    tokens = variant.train_tokens
+    usable = [row for row in rows if len(row.token_ids) <= variant.train.max_length]
+    chosen = [row for row in usable if row.split == "validation"]
     total = 0
-    for row in sorted((row for row in rows if row.split == "train"), key=_rank):
+    for row in sorted((row for row in usable if row.split == "train"), key=_rank):
         if tokens and total >= tokens:
             break
         chosen.append(row)

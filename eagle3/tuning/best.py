@@ -22,7 +22,7 @@ class BestParameters:
 
     name: str
     configuration: Configuration
-    beats_default: bool
+    tuned: bool  # False: it is one of the defaults
 
 
 def sglang_flags(configuration: Configuration, family: str, draft: Path) -> str:
@@ -80,9 +80,7 @@ def read_best(path: Path, fingerprint: Mapping[str, Any]) -> BestParameters:
         raise ValueError(f"{path} does not exist: run python experiments/sweep.py first")
     values = yaml.safe_load(path.read_text(encoding="utf-8"))
     try:
-        best = BestParameters(
-            values["name"], Configuration(**values["params"]), bool(values["beats_default"])
-        )
+        best = BestParameters(values["name"], Configuration(**values["params"]), bool(values["tuned"]))
         before = values["fingerprint"]
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path} is not a sweep's result ({error!r}): run the sweep again") from error

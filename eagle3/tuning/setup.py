@@ -79,12 +79,20 @@ class Session:
         wanted, bench = self.settings.sweep.held_out, self.bench
         report = evaluate(
             [bench.vanilla(), *(bench.decoder(item.configuration, item.name) for item in finalists)],
-            task_prompts(paths.TASKS, self.settings.sweep.tasks, "held_out", wanted.prompts_per_task),
+            # From the other end than evaluation: its "tuned" row is not measured on what chose it.
+            task_prompts(
+                paths.TASKS, self.settings.sweep.tasks, "held_out", wanted.prompts_per_task, from_end=True
+            ),
             self.workload.renderer,
             target_rescorer(bench.target),
             _measuring(self.settings, wanted.max_new_tokens, wanted.repeats),
             machine=self.marks["machine"],
-            subject={key: self.marks[key] for key in ("target", "drafts")},
+            subject={
+                **{key: self.marks[key] for key in ("target", "drafts")},
+                "configurations": {item.name: item.configuration.as_dict() for item in finalists},
+                "device": str(bench.target.device),
+                "threads": torch.get_num_threads(),
+            },
             reports=folder,
             journal=folder / "journal.jsonl",
             origin=origin,

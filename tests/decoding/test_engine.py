@@ -462,7 +462,9 @@ def test_ngram_index_finds_the_latest_earlier_occurrence() -> None:
     assert index.continuation(2) == [77], "an n-gram does not find itself, but an overlapping earlier one"
 
 
-@pytest.mark.parametrize("make", [lambda: PromptLookupDrafter(0), lambda: PromptLookupDrafter(3, 1, 2)])
+@pytest.mark.parametrize(
+    "make", [lambda: PromptLookupDrafter(0), lambda: PromptLookupDrafter(3, max_ngram=1, min_ngram=2)]
+)
 def test_impossible_lookups_are_refused(make: Callable[[], PromptLookupDrafter]) -> None:
     with pytest.raises(ValueError, match=r"must be at least 1|need 1 <="):
         make()

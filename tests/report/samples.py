@@ -52,7 +52,9 @@ def write_evaluation(
             "commit": "0123456789abcdef",
             "dirty": True,
             "command": "dvc repro evaluate",
-            "adaptive_costs_ms": {},
+            "adaptive_costs_ms": {
+                "eagle3-adaptive": {"verify": [45.0, 45.5, 46.1], "draft_step": 2.5, "fixed": 2.75}
+            },
             "bound": {
                 "weights_mb": 538.0,
                 "bandwidth_gb_s": 15.0,

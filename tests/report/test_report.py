@@ -152,8 +152,9 @@ def test_a_method_that_changes_tokens_is_never_the_winner(full: Path) -> None:
 
 def test_bound_and_throughput_are_shown(full: Path) -> None:
     markdown = (full / "README.md").read_text()
-    assert "| Tokens that a forward could verify in the time of reading | 13 |" in markdown
+    assert "| Tokens whose arithmetic fits into the time of reading | 13 |" in markdown
     assert "538 MB" in markdown
+    assert "| eagle3-adaptive | 2.50 | 2.75 | 45.0 | 45.5 | 46.1 |" in markdown
     assert "| 8 | 160.0 | 176.0 | 1.10× (1.00 to 1.20) |" in markdown
 
 

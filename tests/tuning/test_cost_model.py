@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from eagle3.report.sweep_figures import estimated_trials, parameter_importances, write_figures
 from eagle3.tuning.cost_model import (
     Acceptance,
     CostModel,
@@ -13,7 +14,6 @@ from eagle3.tuning.cost_model import (
     level_width,
     prediction_errors,
 )
-from eagle3.tuning.figures import estimated_trials, parameter_importances, write_figures
 from eagle3.tuning.measurement import Measurement, PromptTimes, Rounds
 from eagle3.tuning.preview import describe_other_machine, expected_trial_seconds
 from eagle3.tuning.results import sweep_results

@@ -112,7 +112,7 @@ def test_best_parameters_are_read_back_for_the_same_machine_and_draft_only(tmp_p
     flags = sglang_flags(TUNED, "eagle3", Path("models/drafts/eagle3"))
     write_best(path, outcome, flags, MARKS, "python experiments/sweep.py")
     best = read_best(path, MARKS)
-    assert (best.configuration, best.beats_default) == (TUNED, True)
+    assert (best.configuration, best.tuned) == (TUNED, True)
     TreeShape(**best.configuration.tree)
     with pytest.raises(ValueError, match=r"another machine\.cpu: run python experiments/sweep\.py again"):
         read_best(path, {**MARKS, "machine": {"cpu": "B"}})
