@@ -46,15 +46,11 @@ def main() -> None:
     shape = TreeShape(*arguments.tree)
     tasks = ("mt_bench", "humaneval", "gsm8k")
     renderer = ChatRenderer(target.tokenizer, target.eos_token_ids)
-    by_task = [
-        [
-            renderer(prompt, [])
-            for prompt in task_prompts(paths.TASKS, [task], "held_out", max(arguments.sizes))
-        ]
-        for task in tasks
-    ]
+    count = max(arguments.sizes)
+    by_task = [task_prompts(paths.TASKS, [task], "held_out", count) for task in tasks]
     # The same prompts for every size, the tasks in turn.
-    prompts = [prompt for group in zip(*by_task, strict=False) for prompt in group][: max(arguments.sizes)]
+    chosen = [prompt for group in zip(*by_task, strict=False) for prompt in group][:count]
+    prompts = [renderer(prompt, []) for prompt in chosen]
     decoders = {
         (name, size): BatchDecoder(
             target, name, size, None if name == "vanilla" else BatchEagleDrafter(draft, shape)
