@@ -165,8 +165,16 @@ class IndependentSettings(Section):
     layers: Annotated[tuple[NonNegative, ...], Field(min_length=1)]
 
 
-DraftSettings = Annotated[EagleSettings | Eagle3Settings | IndependentSettings, Field(discriminator="family")]
-HEAD_FAMILIES = ("eagle", "eagle3")
+class ExternalSettings(Section):
+    """An EAGLE or EAGLE-3 head that somebody else trained for this target: a folder or hf:<repository>."""
+
+    family: Literal["external"]
+    source: Text
+
+
+TrainedSettings = EagleSettings | Eagle3Settings | IndependentSettings
+DraftSettings = Annotated[TrainedSettings | ExternalSettings, Field(discriminator="family")]
+HEAD_FAMILIES = ("eagle", "eagle3", "external")
 
 
 class TreeSettings(Section):
@@ -455,10 +463,10 @@ class Settings(Section):
         if amounts != sorted(set(amounts)):
             raise ValueError(f"studies.scaling.train_tokens: {amounts} must be different and rising")
         for draft in self.studies.scaling.drafts:
-            if draft not in self.drafts or self.drafts[draft].family not in HEAD_FAMILIES:
+            if not isinstance(self.drafts.get(draft), EagleSettings | Eagle3Settings):
                 raise ValueError(
-                    f"studies.scaling.drafts: {draft!r} is no draft of families "
-                    f"{' and '.join(HEAD_FAMILIES)}; name some of drafts"
+                    f"studies.scaling.drafts: {draft!r} is no draft of family eagle or eagle3; name some of "
+                    "drafts"
                 )
         return self
 
@@ -478,7 +486,7 @@ class Settings(Section):
             if family not in families:
                 raise ValueError(
                     f"evaluate.methods: method {method.name!r} has drafter {method.drafter!r}, which needs a "
-                    f"draft of family {' or '.join(families)}; {method.draft!r} is of family {family!r}"
+                    f"draft of family {', '.join(families)}; {method.draft!r} is of family {family!r}"
                 )
         for draft in self.sweep.space.drafts:
             if draft not in self.drafts:
@@ -489,7 +497,7 @@ class Settings(Section):
             if self.drafts[draft].family not in HEAD_FAMILIES:
                 raise ValueError(
                     f"sweep.space.drafts: draft {draft!r} is of family {self.drafts[draft].family!r}; the "
-                    f"sweep tunes trees of families {' and '.join(HEAD_FAMILIES)}"
+                    f"sweep tunes trees of families {', '.join(HEAD_FAMILIES)}"
                 )
         tasks = {*self.tasks.names, *self.tasks.files}
         for section, wanted in (

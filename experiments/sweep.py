@@ -125,6 +125,7 @@ def track_trial(tracker: Tracker, run: TrackedRun, session: "Session", record: "
 
 def conclude(run: TrackedRun, session: "Session", outcome: "Outcome", command: str) -> None:
     """Print and log the held-out rows and what follows from them; write the winner."""
+    from eagle3.models.formats import read_draft_files
     from eagle3.tuning.best import sglang_flags, write_best
 
     for row in outcome.rows:
@@ -137,7 +138,7 @@ def conclude(run: TrackedRun, session: "Session", outcome: "Outcome", command: s
     keys = ("speedup", "speedup_low", "speedup_high", "tau")
     run.log_metrics({f"held_out.{key}": outcome.row(outcome.winner)[key] for key in keys})
     configuration = outcome.winner.configuration
-    family = session.settings.drafts[configuration.draft].family
+    family = read_draft_files(paths.DRAFTS / configuration.draft).family
     flags = sglang_flags(configuration, family, paths.DRAFTS / configuration.draft)
     write_best(BEST, outcome, flags, session.marks, command)
     run.log_artifact(BEST)

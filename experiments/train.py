@@ -2,12 +2,14 @@
 
 import json
 import shutil
+import sys
 from collections.abc import Sequence
 
 import pandas as pd
 
 from cli import choose_device, read_settings, stage_parser
 from eagle3 import paths
+from eagle3.config import ExternalSettings, Settings
 from eagle3.provenance import hash_stage_code, replacing, write_jsonl
 from eagle3.tracking import Tracker
 
@@ -18,7 +20,25 @@ def write_history(lines: Sequence[str], name: str) -> None:
     kept = [{key: value for key, value in row.items() if key != "tokens_per_second"} for row in rows]
     write_jsonl(paths.TRAINING / f"{name}.jsonl", kept)
     with replacing(paths.TRAINING / f"{name}.csv") as temporary:
-        pd.DataFrame(kept)[["step", "loss", "lr", "gradient_norm"]].to_csv(temporary, index=False)
+        pd.DataFrame(kept, columns=["step", "loss", "lr", "gradient_norm"]).to_csv(temporary, index=False)
+
+
+def take(settings: Settings, name: str, source: str) -> None:
+    """Bring in a draft that was trained elsewhere; there is no curve to show."""
+    from eagle3.models.checkpoint import import_draft
+    from eagle3.models.target import Target
+    from eagle3.sources import fetch
+
+    target = Target.load(paths.TARGET, compiled=False)
+    try:
+        import_draft(fetch(source), paths.DRAFTS / name, target, {"source": source})
+    except ValueError as error:
+        sys.exit(f"drafts.{name}: {error}")
+    write_history([], name)
+    with Tracker.open(settings).run("train", name, method=name) as run:
+        run.log_params({"draft": settings.drafts[name].model_dump(mode="json")})
+        run.log_artifact(paths.DRAFTS / name, "checkpoint")
+    print(f"{paths.DRAFTS / name}: taken from {source}")
 
 
 def main() -> None:
@@ -29,6 +49,9 @@ def main() -> None:
     if arguments.draft not in settings.drafts:
         parser.error(f"draft {arguments.draft!r} is unknown: choose from {', '.join(settings.drafts)}")
     name, draft = arguments.draft, settings.drafts[arguments.draft]
+    if isinstance(draft, ExternalSettings):
+        take(settings, name, draft.source)
+        return
 
     from eagle3.training.run import TrainingData, train_draft
     from eagle3.training.trainer import METRICS

@@ -122,6 +122,24 @@ def project(
     return project
 
 
+def test_a_draft_from_elsewhere_is_taken_and_measured(project: Project, tmp_path: Path) -> None:
+    project.run("train", "eagle3")
+    theirs = tmp_path / "theirs"
+    shutil.move(paths.DRAFTS / "eagle3", theirs)
+    (theirs / "manifest.json").unlink()
+    project.params["drafts"]["theirs"] = {"family": "external", "source": str(theirs)}
+    method = {"name": "theirs", "drafter": "head", "draft": "theirs", "tree": TREE, "compile": False}
+    project.params["evaluate"]["methods"] = [method]
+    project.run("train", "theirs")
+    project.run("evaluate")
+    project.run("report")
+    results = json.loads((paths.REPORTS / "evaluation.json").read_text())["results"]
+    assert all(row["lossless"]["failures"] == 0 for row in results if row["method"] == "theirs")
+    (theirs / "model.safetensors").unlink()
+    with pytest.raises(SystemExit, match=r"drafts\.theirs: .*model\.safetensors is missing"):
+        project.run("train", "theirs")
+
+
 def test_studies(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
     """Every variant is trained once and measured; small amounts of data are part of larger ones."""
     for study in ("ablation", "scaling"):

@@ -42,6 +42,16 @@ def save_draft(folder: Path, module: DraftModule, target: Target, manifest: Mapp
         save_file(state, temporary, metadata={"format": "pt"})
 
 
+def import_draft(source: Path, folder: Path, target: Target, manifest: Mapping[str, Any]) -> None:
+    """Bring a draft that somebody else trained for this target into `folder`, in this project's format.
+
+    Raises:
+        ValueError: as `load_draft`.
+    """
+    load_draft(source, target)
+    save_draft(folder, load_module(source), target, manifest)
+
+
 def config_json(config: DraftConfig, target: Target) -> dict[str, Any]:
     """The config.json of a draft, with both spellings of the rotary settings and of the layer ids.
 

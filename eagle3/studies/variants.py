@@ -10,7 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from eagle3.config import DraftSettings, Eagle3Settings, Settings, TrainSettings, changed_draft
+from eagle3.config import (
+    Eagle3Settings,
+    EagleSettings,
+    Settings,
+    TrainedSettings,
+    TrainSettings,
+    changed_draft,
+)
 from eagle3.data.rows import Row
 from eagle3.provenance import hash_object, write_json
 from eagle3.training.run import TrainingData, train_draft
@@ -30,7 +37,7 @@ class Variant:
 
     name: str
     method: str
-    draft: DraftSettings
+    draft: TrainedSettings
     train: TrainSettings
     train_tokens: int
 
@@ -54,9 +61,10 @@ def scaling_variants(settings: Settings) -> list[Variant]:
     for tokens in study.train_tokens:
         budget = max(1, round(tokens * study.epochs))
         train = settings.train.model_copy(update={"token_budget": budget})
-        variants += [
-            Variant(f"{name}-{tokens}", name, settings.drafts[name], train, tokens) for name in study.drafts
-        ]
+        for name in study.drafts:
+            draft = settings.drafts[name]
+            assert isinstance(draft, EagleSettings | Eagle3Settings)  # Settings has seen to it
+            variants.append(Variant(f"{name}-{tokens}", name, draft, train, tokens))
     return variants
 
 

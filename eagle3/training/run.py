@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from eagle3 import paths
-from eagle3.config import DraftSettings, EagleSettings, IndependentSettings, Settings, TrainSettings
+from eagle3.config import EagleSettings, IndependentSettings, Settings, TrainedSettings, TrainSettings
 from eagle3.data.hidden_states import OnlineStates
 from eagle3.data.rows import HiddenStates, Row, read_rows
 from eagle3.data.vocabulary import DraftVocabulary, hash_tokenizer, load_vocabulary
@@ -70,7 +70,7 @@ class TrainingData:
         return cls(target, device, vocabulary, online.with_targets(rows), online, identity)
 
 
-def build_objective(data: TrainingData, draft: DraftSettings, train: TrainSettings, seed: int) -> Objective:
+def build_objective(data: TrainingData, draft: TrainedSettings, train: TrainSettings, seed: int) -> Objective:
     """A draft at its start, solved on the CPU, and what it is trained for, on the device of the training."""
     target, device = data.target, data.device
     vocabulary = data.vocabulary.draft_to_target().to(device)
@@ -101,7 +101,7 @@ def build_objective(data: TrainingData, draft: DraftSettings, train: TrainSettin
 
 def train_draft(
     data: TrainingData,
-    draft: DraftSettings,
+    draft: TrainedSettings,
     train: TrainSettings,
     seed: int,
     identity: dict[str, Any],
