@@ -69,7 +69,7 @@ def test_settings_are_flattened_and_long_values_cut(tracker: Tracker, settings: 
         run.log_params({"many": {"tokens": list(range(1000))}, "more": {str(key): key for key in range(150)}})
     params = tracker.client.get_run(run.run_id).data.params
     assert params["train.lr"] == str(settings.train.lr)
-    assert params["evaluate.methods.0.tree.topk"] == "1"
+    assert params["evaluate.methods.0.draft"] == "small"
     assert len(params["many.tokens"]) == 500
     assert params["many.tokens"].endswith("...")
     assert params["more.149"] == "149"

@@ -27,7 +27,10 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
     "eagle": ({"drafter": "static-head", "draft": "eagle", "paths": None}, {"static_nodes": 26}),
     "eagle2": ({"drafter": "head", "draft": "eagle", "tree": TREE, "compile": False}, TREE),
     "eagle3": ({"drafter": "head", "draft": "eagle3", "tree": TREE, "compile": False}, TREE),
-    "eagle3-adaptive": ({"drafter": "adaptive-head", "draft": "eagle3", "tree": TREE}, TREE),
+    "eagle3-adaptive": (
+        {"drafter": "adaptive-head", "draft": "eagle3", "tree": TREE},
+        {**TREE, "adaptive": 1},
+    ),
     "eagle3-lookup": (
         {
             "drafter": "hybrid",
@@ -37,7 +40,7 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
             "min_ngram": 2,
             "max_ngram": 3,
         },
-        TREE,
+        {**TREE, "copied": 4},
     ),
 }
 

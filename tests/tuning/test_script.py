@@ -33,11 +33,14 @@ SMALL: dict[str, Any] = {
         "methods": [
             {
                 "name": "eagle3",
+                "drafter": "head",
                 "draft": "eagle3",
                 "tree": {"num_steps": 2, "topk": 1, "num_draft_tokens": 3},
+                "compile": False,
             }
         ],
     },
+    "studies": {"evaluate": {"tasks": ["quiz"]}},
     "sweep": {
         "tasks": ["quiz"],
         "prompts_per_task": 2,

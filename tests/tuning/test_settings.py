@@ -34,7 +34,7 @@ def settings(*path: str, value: Any = None) -> Settings:
 @pytest.mark.parametrize(
     ("path", "value", "parts"),
     [
-        (("space", "drafts"), ["egale"], ["sweep.space.drafts", "'egale'", "eagle, eagle3"]),
+        (("space", "drafts"), ["egale"], ["sweep.space.drafts", "'egale'", "eagle, small, eagle3"]),
         (("tasks",), ["chess"], ["sweep.tasks", "'chess'", "tasks.names"]),
         (("space", "max_num_draft_tokens"), 8, ["sweep.space", "max_num_steps = 8", "needs 9"]),
         (("early_stop",), 1.0, ["sweep.early_stop", "less than 1"]),
