@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from eagle3 import paths
-from eagle3.config import Settings
+from eagle3.config import Settings, parse_settings
 from eagle3.parameters import read_profile
 
 ROOT = Path(__file__).parents[1]
@@ -209,6 +209,16 @@ def test_refused_settings_start_nothing(name: str, tmp_path: Path, monkeypatch: 
     message = str(run_script(ROOT / script, [*arguments, "--params", str(params)], monkeypatch))
     assert "regenerate.max_newtokens: unknown key" in message
     assert "did you mean regenerate.max_new_tokens?" in message
+
+
+@pytest.mark.parametrize("name", ["default", "full", "smoke"])
+def test_report_says_which_profile_makes_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.syspath_prepend(ROOT / "experiments")
+    command_of = runpy.run_path("experiments/report.py", run_name="report")["command_of"]
+    settings = parse_settings(read_profile(name, ROOT / "profiles"))
+    expected = "make repro" if name == "default" else f"make profile NAME={name}\nmake repro"
+    assert command_of(settings) == expected
 
 
 def test_scripts_run_by_themselves(tmp_path: Path) -> None:
