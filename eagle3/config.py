@@ -91,6 +91,17 @@ class RegenerateSettings(Section):
     group_size: Count
     capture_hidden_states: bool
     incomplete: Literal["keep", "drop"]
+    endpoints: tuple[Annotated[str, Field(pattern=r"^https?://")], ...]  # empty: this machine answers
+    concurrency: Count  # requests in flight at each endpoint
+
+    @model_validator(mode="after")
+    def _servers_give_no_states(self) -> Self:
+        if self.endpoints and self.capture_hidden_states:
+            raise ValueError(
+                "endpoints return no hidden states: set capture_hidden_states to false, and "
+                "train.hidden_states to online"
+            )
+        return self
 
 
 class VocabularySettings(Section):

@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from eagle3.config import RegenerateSettings
 from eagle3.data import chat
+from eagle3.data.endpoints import answer_from_endpoints
 from eagle3.data.generate import Answered, Request, answer
 from eagle3.data.prompt import Prompt
 from eagle3.data.rows import MANIFEST, Row, shard_name, write_hidden_states, write_rows
@@ -59,7 +60,11 @@ def regenerate(
         ValueError: if two prompts have one id.
     """
     sampling = Sampling(settings.temperature, settings.top_k, settings.top_p, seed)
-    key = hash_object({"settings": settings.model_dump(), "seed": seed, **identity})
+    # Which servers answer, and how many requests they get at once, is no part of what the rows are.
+    decisive = settings.model_dump(exclude={"endpoints", "concurrency"}) | {
+        "served": bool(settings.endpoints)
+    }
+    key = hash_object({"settings": decisive, "seed": seed, **identity})
     _prepare_folders(rows_folder, hidden_folder, key)
     requests, left_out = _requests(target, prompts, settings)
     usable = [(prompt, split) for prompt, split in prompts if prompt.id in requests]
@@ -73,15 +78,7 @@ def regenerate(
     waiting = {prompt.id: group for group in missing for prompt, _ in group.prompts}
     started, tokens = time.monotonic(), 0
     with tqdm(total=len(usable), initial=len(usable) - len(waiting), unit="prompt", desc="regenerate") as bar:
-        for answered in answer(
-            target,
-            (requests[row_id] for row_id in waiting),
-            sampling,
-            settings.batch_size,
-            settings.max_new_tokens,
-            settings.max_length,
-            settings.capture_hidden_states,
-        ):
+        for answered in _answers(target, (requests[row_id] for row_id in waiting), settings, sampling):
             tokens += sum(end - start for start, end in answered.answer_spans)
             bar.update()
             bar.set_postfix_str(f"{tokens / (time.monotonic() - started):.0f} tokens/s")
@@ -93,6 +90,32 @@ def regenerate(
     manifest = _summary(rows_folder, left_out)
     write_json(rows_folder / MANIFEST, manifest | {"identity": identity})
     return manifest
+
+
+def _answers(
+    target: Target, requests: Iterator[Request], settings: RegenerateSettings, sampling: Sampling
+) -> Iterator[Answered]:
+    """Answers of this machine, or of servers."""
+    if not settings.endpoints:
+        return answer(
+            target,
+            requests,
+            sampling,
+            settings.batch_size,
+            settings.max_new_tokens,
+            settings.max_length,
+            settings.capture_hidden_states,
+        )
+    return answer_from_endpoints(
+        settings.endpoints,
+        requests,
+        sampling,
+        settings.concurrency,
+        settings.max_new_tokens,
+        settings.max_length,
+        target.eos_token_ids,
+        say=tqdm.write,
+    )
 
 
 def _prepare_folders(rows_folder: Path, hidden_folder: Path, key: str) -> None:
