@@ -213,13 +213,17 @@ class TreeSettings(Section):
 
 
 class HeadMethod(Section):
-    """An EAGLE or EAGLE-3 head with a dynamic tree; ``compile`` runs the draft through torch.compile."""
+    """An EAGLE or EAGLE-3 head with a dynamic tree.
+
+    ``backend`` computes the draft: the CPU kernels (plain torch where there are none), plain torch, or plain
+    torch through torch.compile. The last two hold the draft's weights in the target's dtype.
+    """
 
     drafter: Literal["head"]
     name: Name
     draft: Name
     tree: TreeSettings
-    compile: bool
+    backend: Literal["kernels", "torch", "compile"]
 
 
 class StaticHeadMethod(Section):

@@ -13,6 +13,7 @@ REPORTS = Path("reports")
 TRAINING = REPORTS / "training"
 MACHINE = REPORTS / "machine.json"
 METRICS = REPORTS / "metrics.json"
+INPUTS = REPORTS / "inputs.json"  # hashes of the files that params.yaml names
 BEST = REPORTS / "best_params.yaml"  # of the sweep
 TUNED = REPORTS / "tuned.json"  # the hash of the sweep's result: where it changes, `dvc repro` measures again
 # Journals and checkpoints of what is under way: they let a killed stage go on, and no stage depends on them.

@@ -1,6 +1,8 @@
 """Measure every method against vanilla on the held-out prompts, interleaved in one process."""
 
 import json
+import sys
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from cli import choose_device, read_settings, stage_parser
@@ -141,6 +143,25 @@ def track(run: TrackedRun, tracker: Tracker, report: dict[str, Any]) -> None:
 def main() -> None:
     arguments = stage_parser(__doc__).parse_args()
     settings = read_settings(arguments.params)
+
+    from eagle3.measure.lock import timing_lock
+    from eagle3.report.formats import interval
+
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(timing_lock())
+        except ValueError as error:
+            sys.exit(str(error))
+        report = run_and_track(settings)
+    for result in (result for result in report["results"] if result["task"] == "all"):
+        rate = f"{result['tokens_per_second']:.1f}" if result["tokens_per_second"] is not None else "no"
+        shown = interval(result, "speedup")
+        print(f"{row_name(result):<24} {shown}  tau {result['tau'] or 0:.2f}  {rate} tokens/s")
+    print(report["verdict"]["summary"])
+
+
+def run_and_track(settings: Settings) -> dict[str, Any]:
+    """Measure as params.yaml says, with a run in MLflow for the evaluation and one for each method."""
     tracker = Tracker.open(settings)
     with tracker.run("evaluate", "evaluation") as run:
         report = measure(settings)
@@ -148,13 +169,7 @@ def main() -> None:
         headlines = {name: {key: result[key] for key in HEADLINE} for name, result in overall.items()}
         write_json(paths.METRICS, headlines)
         track(run, tracker, report)
-    for name, result in overall.items():
-        print(
-            f"{name:<16} speedup {result['speedup']:.2f} "
-            f"[{result['speedup_low']:.2f}, {result['speedup_high']:.2f}]  "
-            f"tau {result['tau'] or 0:.2f}  {result['tokens_per_second']:.1f} tokens/s"
-        )
-    print(report["verdict"]["summary"])
+    return report
 
 
 if __name__ == "__main__":

@@ -134,6 +134,7 @@ def conclude(run: TrackedRun, session: "Session", outcome: "Outcome", command: s
     print(outcome.summary)
     run.log_tags({"summary": outcome.summary, "beats_default": str(outcome.beats_default).lower()})
     if outcome.winner is None:
+        BEST.unlink(missing_ok=True)  # of an earlier sweep
         return
     keys = ("speedup", "speedup_low", "speedup_high", "tau")
     run.log_metrics({f"held_out.{key}": outcome.row(outcome.winner)[key] for key in keys})
@@ -175,8 +176,8 @@ def main() -> None:
 
 def open_session(settings: Settings, arguments: Namespace, stack: ExitStack) -> "Session":
     """The study with what it needs, holding the machine's timing lock as long as the stack is open."""
+    from eagle3.measure.lock import timing_lock
     from eagle3.tuning.setup import Session
-    from eagle3.tuning.study import timing_lock
 
     stack.enter_context(timing_lock())
     FOLDER.mkdir(parents=True, exist_ok=True)

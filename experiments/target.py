@@ -1,16 +1,26 @@
 """Fetch the target model and write it once as safetensors with tokenizer, chat template and manifest."""
 
+import sys
+
 from cli import read_settings, stage_parser
 from eagle3 import paths
 
 
 def main() -> None:
     arguments = stage_parser(__doc__).parse_args()
-    settings = read_settings(arguments.params).target
+    settings = read_settings(arguments.params)
+    wanted = settings.target
 
+    from eagle3.models.draft import check_draft_settings
     from eagle3.models.prepare import prepare_target
 
-    manifest = prepare_target(settings.source, paths.TARGET, settings.file, settings.capture_layers)
+    try:
+        manifest = prepare_target(wanted.source, paths.TARGET, wanted.file, wanted.capture_layers)
+        sizes = [manifest[key] for key in ("vocab_size", "num_attention_heads", "num_layers")]
+        for name, draft in settings.drafts.items():
+            check_draft_settings(name, draft, settings.vocabulary.size, *sizes)
+    except ValueError as error:
+        sys.exit(str(error))
     print(
         f"{paths.TARGET}: {manifest['model_type']}, {manifest['parameters'] / 1e6:.0f}M parameters, "
         f"{manifest['num_layers']} layers, hidden states {manifest['capture_layers']} feed the draft"

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from eagle3.measure import lock
 from eagle3.models.target import Target
 from tests.tiny import save_tiny_target
 
@@ -15,6 +16,12 @@ from tests.tiny import save_tiny_target
 def _one_thread() -> None:
     """Tiny tensors lose more to thread hand-over than they win, and tests may run side by side."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _own_timing_lock(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Tests that evaluate run side by side, and beside a user's own evaluation."""
+    monkeypatch.setattr(lock, "TIMING_LOCK", tmp_path_factory.getbasetemp() / "timing.lock")
 
 
 @pytest.fixture(scope="session")

@@ -62,7 +62,7 @@ SMALL: dict[str, Any] = {
                 "max_ngram": 2,
             },
             {"name": "eagle", "drafter": "static-head", "draft": "eagle", "paths": [[0], [1], [0, 0]]},
-            {"name": "eagle3", "drafter": "head", "draft": "eagle3", "tree": TREE, "compile": False},
+            {"name": "eagle3", "drafter": "head", "draft": "eagle3", "tree": TREE, "backend": "kernels"},
             {"name": "eagle3-adaptive", "drafter": "adaptive-head", "draft": "eagle3", "tree": TREE},
         ],
     },
@@ -128,7 +128,7 @@ def test_a_draft_from_elsewhere_is_taken_and_measured(project: Project, tmp_path
     shutil.move(paths.DRAFTS / "eagle3", theirs)
     (theirs / "manifest.json").unlink()
     project.params["drafts"]["theirs"] = {"family": "external", "source": str(theirs)}
-    method = {"name": "theirs", "drafter": "head", "draft": "theirs", "tree": TREE, "compile": False}
+    method = {"name": "theirs", "drafter": "head", "draft": "theirs", "tree": TREE, "backend": "kernels"}
     project.params["evaluate"]["methods"] = [method]
     project.run("train", "theirs")
     project.run("evaluate")

@@ -49,7 +49,7 @@ class Endpoint:
         if not self.kind:
             self._recognise()
         if self.kind == "sglang":
-            body = {
+            body: dict[str, Any] = {
                 "input_ids": list(ids),
                 "sampling_params": {
                     "max_new_tokens": limits["max_tokens"],
@@ -74,6 +74,9 @@ class Endpoint:
             "top_k": limits["top_k"],
             "seed": limits["seed"],
             "return_token_ids": True,
+            # Else the model's generation_config would bend the distribution.
+            "repetition_penalty": 1.0,
+            "min_p": 0.0,
         }
         choice = self._post("/v1/completions", body)["choices"][0]
         if choice.get("token_ids") is None:

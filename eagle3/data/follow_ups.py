@@ -23,7 +23,7 @@ FOLLOW_UPS: dict[str, tuple[str, ...]] = {
         "And if",
     ),
     "other": (
-        "Rewrite your previous response",
+        "Rewrite your answer",
         "Now",
         "Can you",
         "Explain",

@@ -154,14 +154,15 @@ class _Batch:
         first = torch.tensor(view.lengths)
         positions = first[:, None] + torch.arange(input_ids.shape[1])  # [B, T]
         logits = "last" if self._states is None else "all"
-        output = self._target.forward(input_ids, positions, view, logits=logits)
+        device = self._target.device
+        output = self._target.forward(input_ids.to(device), positions.to(device), view, logits=logits)
         self._cache.lengths[start:stop] = view.lengths
         if self._states is not None:
             states = torch.cat((output.captured, output.final), dim=-1).to(torch.bfloat16)
             assert output.logits is not None
             rows = torch.arange(start, stop)[:, None]
-            self._states[rows, positions] = states
-            self._argmax[rows, positions] = output.logits.argmax(-1).to(torch.int32)
+            self._states[rows, positions] = states.cpu()
+            self._argmax[rows, positions] = output.logits.argmax(-1).to("cpu", torch.int32)
         return output
 
     def _choose(self, rows: list[_Row], logits: Tensor) -> list[int]:
@@ -227,8 +228,9 @@ def sample_rows(logits: Tensor, sampling: Sampling, uniforms: list[float]) -> li
         scores, among = scores.topk(candidates)
     # Not logsumexp: with several threads it adds up a single row in another order than a row of many.
     scores = scores.log_softmax(-1)
-    tokens = torch.zeros(len(uniforms), dtype=torch.int64)
-    rows, numbers = torch.arange(len(uniforms)), torch.tensor(uniforms, dtype=torch.float64)[:, None]
+    tokens = torch.zeros(len(uniforms), dtype=torch.int64, device=logits.device)
+    rows = torch.arange(len(uniforms), device=logits.device)
+    numbers = torch.tensor(uniforms, dtype=torch.float64, device=logits.device)[:, None]
     for width in (*(width for width in _WIDTHS if width < candidates), candidates):
         top, ids = scores[rows].topk(width)  # [U, W]
         cumulative = top.double().exp().cumsum(-1)

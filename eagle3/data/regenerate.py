@@ -124,6 +124,9 @@ def _prepare_folders(rows_folder: Path, hidden_folder: Path, key: str) -> None:
     if marker.exists() and json.loads(marker.read_text())["key"] != key:
         print(f"{rows_folder}: made with other settings, prompts or target; starting over", flush=True)
         marker.unlink()
+    for folder in (rows_folder, hidden_folder):  # what a kill left of a shard half written
+        for path in folder.glob(".*.shard-*"):
+            path.unlink()
     if not marker.exists():
         for folder in (rows_folder, hidden_folder):
             shutil.rmtree(folder, ignore_errors=True)
@@ -142,7 +145,11 @@ def _requests(
         if prompt.id in seen:
             raise ValueError(f"prompt id {prompt.id!r} occurs twice; an answer is kept under its prompt's id")
         seen.add(prompt.id)
-        segments = _segments(target, prompt)
+        try:
+            segments = _segments(target, prompt)
+        except ValueError as error:  # a chat template that cannot render these turns: one row, not the run
+            left_out[f"not rendered: {str(error)[:60]}"] += 1
+            continue
         if len(segments[0]) + min(settings.max_new_tokens, 16) > settings.max_length:
             left_out["prompt too long"] += 1
         else:

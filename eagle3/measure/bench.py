@@ -31,7 +31,7 @@ from eagle3.models.checkpoint import load_draft
 from eagle3.models.draft import Draft
 from eagle3.models.independent import load_independent
 from eagle3.models.target import Target
-from eagle3.provenance import write_json
+from eagle3.provenance import hash_object, hash_tree, write_json
 
 if TYPE_CHECKING:
     from eagle3.tuning.space import Configuration
@@ -58,7 +58,7 @@ class Bench:
         )
         self._folder, self._costs_file = drafts, costs
         self._dtype = self._possible(draft_dtype)
-        self._heads: dict[tuple[str, torch.dtype, bool], Draft] = {}
+        self._heads: dict[tuple[str, torch.dtype, str], Draft] = {}
         self._models: dict[str, Target] = {}
 
     def vanilla(self) -> Decoder:
@@ -74,18 +74,23 @@ class Bench:
         head = self.head(configuration.draft, getattr(torch, configuration.draft_dtype))
         return SpeculativeDecoder(self.target, EagleDrafter(head, TreeShape(**configuration.tree)), name)
 
-    def head(self, name: str, dtype: torch.dtype | None = None, compile: bool = False) -> Draft:
-        """A trained head; with `compile` in plain torch behind torch.compile, and the target's dtype."""
-        if compile and self.target.activation_dtype != self.target.dtype:
+    def head(self, name: str, dtype: torch.dtype | None = None, backend: str = "kernels") -> Draft:
+        """A trained head; see `HeadMethod` for `backend`.
+
+        Raises:
+            ValueError: for plain torch beside CPU kernels whose activations have another dtype.
+        """
+        plain = backend != "kernels"
+        if plain and self.target.activation_dtype != self.target.dtype:
             raise ValueError(
-                "compile: true drafts in plain torch, which cannot mix the float32 activations of the CPU "
-                f"kernels with weights in {self.target.dtype}; set evaluate.dtype to float32"
+                f"backend {backend!r} drafts in plain torch, which cannot mix the float32 activations of the "
+                f"CPU kernels with weights in {self.target.dtype}; set evaluate.dtype to float32"
             )
-        dtype = self.target.dtype if compile else self._possible(dtype or self._dtype)
-        key = name, dtype, compile
+        dtype = self.target.dtype if plain else self._possible(dtype or self._dtype)
+        key = name, dtype, backend
         if key not in self._heads:
-            draft = load_draft(self._folder / name, self.target, weights=dtype, compiled=not compile)
-            if compile:
+            draft = load_draft(self._folder / name, self.target, weights=dtype, compiled=not plain)
+            if backend == "compile":
                 draft.forward = torch.compile(draft.forward, dynamic=True)  # type: ignore[method-assign]
             self._heads[key] = draft
         return self._heads[key]
@@ -101,7 +106,7 @@ class Bench:
                 self._models[method.draft] = load_independent(folder, self._dtype, self.target.device)
             return IndependentDrafter(self._models[method.draft], self.target, method.num_steps)
         if isinstance(method, HeadMethod):
-            return EagleDrafter(self.head(method.draft, compile=method.compile), method.tree.shape)
+            return EagleDrafter(self.head(method.draft, backend=method.backend), method.tree.shape)
         head = self.head(method.draft)
         if isinstance(method, StaticHeadMethod):
             return EagleDrafter(head, method.tree)
@@ -111,8 +116,18 @@ class Bench:
                 drafter, method.num_steps, max_ngram=method.max_ngram, min_ngram=method.min_ngram
             )
         assert isinstance(method, AdaptiveHeadMethod)
-        if method.name not in self.costs:
-            self.costs[method.name] = measure_costs(self.target, head, method.tree.shape).as_milliseconds()
+        key = hash_object(
+            [
+                method.model_dump(mode="json"),
+                hash_tree(self._folder / method.draft),
+                *(str(part) for part in (self.target.dtype, self._dtype, self.target.device)),
+                torch.get_num_threads(),
+            ]
+        )
+        kept = self.costs.get(method.name)
+        if kept is None or kept["key"] != key:
+            measured = measure_costs(self.target, head, method.tree.shape)
+            self.costs[method.name] = {"key": key, **measured.as_milliseconds()}
             if self._costs_file is not None:
                 write_json(self._costs_file, self.costs)
         costs = RoundCosts.from_milliseconds(self.costs[method.name])

@@ -82,6 +82,37 @@ class DraftConfig:
         )
 
 
+def check_draft_settings(
+    name: str, draft: Any, vocabulary_size: int, vocab_size: int, heads: int, layers: int
+) -> None:
+    """Refuse a draft that cannot be built for a target, before hours of regeneration.
+
+    Args:
+        draft: one of drafts in params.yaml, with whichever keys its family has.
+        vocabulary_size: vocabulary.size of params.yaml.
+        vocab_size, heads, layers: the target's.
+
+    Raises:
+        ValueError: naming key, value and remedy.
+    """
+    kv_heads = getattr(draft, "num_key_value_heads", None)
+    if kv_heads is not None and heads % kv_heads:
+        raise ValueError(
+            f"drafts.{name}.num_key_value_heads: {kv_heads} does not divide the target's {heads} heads; "
+            "choose a divisor, or null for the target's own number"
+        )
+    chosen = getattr(draft, "layers", ())
+    if chosen and (list(chosen) != sorted(set(chosen)) or chosen[-1] >= layers):
+        raise ValueError(
+            f"drafts.{name}.layers: {list(chosen)} must be different, ascending and below the target's "
+            f"{layers} layers, for example [0, {layers - 1}]"
+        )
+    if vocabulary_size > vocab_size:
+        raise ValueError(
+            f"vocabulary.size: {vocabulary_size} is more than the target's {vocab_size} tokens; lower it"
+        )
+
+
 @dataclass(frozen=True)
 class DraftOutput:
     """One forward of a draft."""

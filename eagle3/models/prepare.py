@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,10 +11,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from eagle3 import sources
-from eagle3.models.target import FAMILIES, check_capture_layers, default_capture_layers
+from eagle3.models.target import FAMILIES, MANIFEST, check_capture_layers, default_capture_layers
 from eagle3.provenance import hash_tree, write_json
-
-MANIFEST = "target.json"
 
 
 def prepare_target(
@@ -63,6 +60,7 @@ def prepare_target(
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "num_layers": config.num_hidden_layers,
             "hidden_size": config.hidden_size,
+            "num_attention_heads": config.num_attention_heads,
             "vocab_size": config.vocab_size,
             "tied_embeddings": bool(config.tie_word_embeddings),
             "capture_layers": list(layers),
@@ -76,19 +74,18 @@ def prepare_target(
     return manifest
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a prepared target; ValueError where there is none."""
-    path = folder / MANIFEST
-    if not path.exists():
-        raise ValueError(f"{folder}: no prepared target there; run python experiments/target.py")
-    manifest: dict[str, Any] = json.loads(path.read_text())
-    return manifest
-
-
 def _locate(source: str, file: str | None) -> tuple[Path, dict[str, str]]:
     """The folder to load from, and the gguf_file argument where the model is one."""
     if sources.parse_source(source).kind != "pypi":
-        return sources.fetch(source), {} if file is None else {"gguf_file": file}
+        location = sources.fetch(source)
+        if file is None:
+            return location, {}
+        if not (location / file).exists():
+            raise ValueError(
+                f"target.file: {file!r} is not in {source}; it names a GGUF file of the source: set it to "
+                "null for a model in safetensors"
+            )
+        return location, {"gguf_file": file}
     if file is None:
         models = [name for name in sources.list_wheel_files(source) if name.endswith(".gguf")]
         if len(models) != 1:

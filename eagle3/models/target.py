@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from eagle3.decoding.cache import KVCache
 from eagle3.kernels import select_ops
 from eagle3.models.layers import InferenceLayer, Rotary, linear_of, norm_of
 
+MANIFEST = "target.json"  # of a prepared target
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 
 
@@ -43,7 +45,7 @@ def default_capture_layers(num_layers: int) -> tuple[int, ...]:
         raise ValueError(
             f"target.capture_layers: the default hs[2], hs[n//2], hs[n-3] gives {list(layers)} for "
             f"{num_layers} layers, which are not three different layers in order; name them, for example "
-            f"capture_layers: {sorted({1, num_layers // 2, num_layers})}"
+            f"capture_layers: {sorted({1, num_layers // 2, num_layers - 1})}"
         )
     return layers
 
@@ -121,6 +123,10 @@ class Target:
     ) -> Target:
         """Load a prepared target (a folder with config.json, safetensors and tokenizer).
 
+        Args:
+            capture_layers: None takes those that the folder was prepared with (target.json), and else the
+                published ones.
+
         Raises:
             ValueError: if the folder holds no model, or a family that is not supported.
         """
@@ -128,6 +134,9 @@ class Target:
             raise ValueError(
                 f"{folder}: no config.json there; prepare the target first: python experiments/target.py"
             )
+        manifest = Path(folder) / MANIFEST
+        if capture_layers is None and manifest.exists():
+            capture_layers = json.loads(manifest.read_text(encoding="utf-8"))["capture_layers"]
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval()
         return cls(model, AutoTokenizer.from_pretrained(folder), capture_layers, compiled)
 

@@ -37,9 +37,9 @@ def speedup_cell(row: Mapping[str, Any], key: str = "speedup") -> TableCell:
     if value is None or row["method"] in ("vanilla", "vanilla-aa"):
         return TableCell(text)
     low, high = row.get(f"{key}_low"), row.get(f"{key}_high")
-    if value < 1.0:
+    if (value if high is None else high) < 1.0:
         return TableCell(f"{text} {SLOWER}", Tone.BAD)
-    if low is not None and high is not None and low <= 1.0:
+    if low is not None and low <= 1.0:
         return TableCell(f"{text} {UNCLEAR}", Tone.WARNING)
     return TableCell(text, Tone.GOOD)
 

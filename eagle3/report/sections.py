@@ -180,8 +180,8 @@ def _losslessness(inputs: Inputs, draw: Draw) -> Section:
     if sampled:
         blocks.append(
             Paragraph(
-                "Sampled outputs differ from run to run by design and are not compared here; that each "
-                "method samples from the target's own distribution is shown by the tests of this project."
+                "Sampled outputs are not compared here. That each method samples from the target's own "
+                "distribution is shown by the tests of this project."
             )
         )
     return Section("losslessness", "Losslessness", tuple(blocks))
@@ -229,6 +229,8 @@ def _sweep(inputs: Inputs, draw: Draw) -> Section:
     if inputs.sweep is None:
         return Section("sweep", "Sweep", ())
     blocks: list[Block] = list(_provenance(inputs, inputs.sweep.get("identity", {})))
+    if inputs.sweep.get("summary"):
+        blocks.append(Paragraph(inputs.sweep["summary"]))
     for name, canvas in draw_figures(inputs.sweep).items():
         blocks.append(
             draw(f"sweep-{name.replace('_', '-')}", CAPTIONS[name], "Drawn from sweep.json.", canvas)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from eagle3 import paths
 from eagle3.config import Settings
+from eagle3.measure.lock import timing_lock
 from eagle3.provenance import hash_stage_code, write_json
 from eagle3.studies.comparison import compare
 from eagle3.studies.variants import ablation_variants, scaling_variants, train_variants
@@ -33,7 +34,8 @@ def run_study(settings: Settings, study: str, device: str) -> None:
 
             trained = train_variants(data, variants, settings.seed, hash_stage_code("train"), folder, log)
         command = f"dvc repro experiments/studies/dvc.yaml:{study}"
-        report = compare(settings, variants, trained, folder, device, command)
+        with timing_lock():
+            report = compare(settings, variants, trained, folder, device, command)
         write_json(out, report)
         run.log_artifact(out)
     for row in report["results"]:

@@ -78,6 +78,11 @@ class Trainer:
         validation = [
             row for row in rows if row.split == "validation" and len(row.token_ids) <= settings.max_length
         ]
+        if left_out := len(rows) - len(self._train) - len(validation):
+            print(
+                f"{left_out} rows are longer than train.max_length {settings.max_length}: left out",
+                flush=True,
+            )
         if not self._train or not validation:
             raise ValueError(
                 f"{len(self._train)} training and {len(validation)} validation rows of at most "

@@ -100,7 +100,8 @@ class Session:
         )
         overall = [row for row in report["results"] if row["task"] == "all"]
         table = pd.read_parquet(folder / "per_prompt.parquet")
-        return decide(finalists, overall, table, self.settings.seed)
+        outcome = decide(finalists, overall, table, self.settings.seed)
+        return replace(outcome, summary=f"{outcome.summary} {report['verdict']['summary']}")
 
 
 def make_space(settings: Settings) -> Space:
@@ -112,7 +113,7 @@ def default_configurations(settings: Settings, space: Space) -> dict[str, Config
     """What a winner has to beat: well-known trees, and those that params.yaml evaluates with these drafts."""
     found = space.known()
     for method in settings.evaluate.methods:
-        if not isinstance(method, HeadMethod) or method.compile:
+        if not isinstance(method, HeadMethod) or method.backend != "kernels":
             continue
         tree = method.tree
         shape = (tree.num_steps, tree.topk, tree.num_draft_tokens)

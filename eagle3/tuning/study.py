@@ -2,16 +2,13 @@
 
 import json
 import socket
-import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import optuna
-from filelock import FileLock, Timeout
 from optuna.exceptions import ExperimentalWarning
 from optuna.trial import TrialState
 
@@ -21,8 +18,6 @@ from eagle3.tuning.space import Configuration, Space
 from eagle3.tuning.trial import TrialResult
 
 SAMPLERS = ("tpe", "gp", "grid")
-# One for the whole machine, whatever the project's folder: two timings at once falsify each other.
-TIMING_LOCK = Path(tempfile.gettempdir()) / "eagle3-timing.lock"
 # The step of a stopped trial's estimate, behind the steps of all prompts: samplers rank stopped trials by it.
 _ESTIMATE_STEP = 1_000_000
 
@@ -44,24 +39,6 @@ class Record:
     reason: str
     seconds: float | None
     foreign_cpu: float | None
-
-
-@contextmanager
-def timing_lock(path: Path | None = None) -> Iterator[None]:
-    """Hold the machine's one place for a timing worker. Raises ValueError where another one has it."""
-    path = path or TIMING_LOCK
-    lock = FileLock(path, timeout=0, mode=0o666)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise ValueError(
-            f"another sweep is timing on this machine (it holds {path}): wait for it or stop it; "
-            "two at once would measure each other"
-        ) from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def make_sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:

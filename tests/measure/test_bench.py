@@ -25,8 +25,9 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
         {"num_steps": 4},
     ),
     "eagle": ({"drafter": "static-head", "draft": "eagle", "paths": None}, {"static_nodes": 26}),
-    "eagle2": ({"drafter": "head", "draft": "eagle", "tree": TREE, "compile": False}, TREE),
-    "eagle3": ({"drafter": "head", "draft": "eagle3", "tree": TREE, "compile": False}, TREE),
+    "eagle2": ({"drafter": "head", "draft": "eagle", "tree": TREE, "backend": "kernels"}, TREE),
+    "eagle3": ({"drafter": "head", "draft": "eagle3", "tree": TREE, "backend": "kernels"}, TREE),
+    "eagle3-torch": ({"drafter": "head", "draft": "eagle3", "tree": TREE, "backend": "torch"}, TREE),
     "eagle3-adaptive": (
         {"drafter": "adaptive-head", "draft": "eagle3", "tree": TREE},
         {**TREE, "adaptive": 1},
@@ -86,7 +87,7 @@ def test_a_draft_is_loaded_once(bench: Bench) -> None:
 def test_a_compiled_draft_proposes_the_same(bench: Bench) -> None:
     values, _ = METHODS["eagle3"]
     plain = bench.decoder(method("eagle3", values)).generate([5, 17, 60], 30, Sampling())
-    compiled = bench.decoder(method("eagle3-compile", {**values, "compile": True}))
+    compiled = bench.decoder(method("eagle3-compile", {**values, "backend": "compile"}))
     generation = compiled.generate([5, 17, 60], 30, Sampling())
     assert generation.token_ids == plain.token_ids
     assert generation.accepted_drafts == plain.accepted_drafts

@@ -13,7 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from eagle3.decoding.sampling import Sampling
 from eagle3.decoding.vanilla import VanillaDecoder
-from eagle3.models.prepare import prepare_target, read_manifest
+from eagle3.models.prepare import prepare_target
 from eagle3.models.target import Target
 from eagle3.provenance import hash_tree
 from tests.models.families import save_model, tiny_model
@@ -40,7 +40,7 @@ def test_a_local_folder_becomes_a_target_with_a_manifest(tmp_path: Path, shard: 
         "capture_layers": [2, 4, 5],
         "chat_template": True,
     }
-    assert read_manifest(folder) == {**manifest, "hash": own_hash}
+    assert json.loads((folder / "target.json").read_text()) == {**manifest, "hash": own_hash}
     prepared, original = Target.load(folder), Target.load(source)
     assert prepared.tokenizer.chat_template == tiny_tokenizer().chat_template
     prompt = [5, 17, 60, 3]
@@ -113,13 +113,25 @@ def test_named_layers_are_recorded(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"target\.capture_layers: the default .* \[2, 2, 1\] for 4 layers"):
         prepare_target(str(source), tmp_path / "target")
     assert not (tmp_path / "target").exists()
-    assert prepare_target(str(source), tmp_path / "target", capture_layers=[1, 2, 4])["capture_layers"] == [
-        1,
-        2,
-        4,
-    ]
+    manifest = prepare_target(str(source), tmp_path / "target", capture_layers=[1, 2, 4])
+    assert manifest["capture_layers"] == [1, 2, 4]
     with pytest.raises(ValueError, match=r"between 0 .* and 4"):
         prepare_target(str(source), tmp_path / "target", capture_layers=[1, 2, 5])
+
+
+def test_the_target_captures_the_layers_it_was_prepared_with(tmp_path: Path) -> None:
+    """Else a draft would be trained on other states than params.yaml names, without a word."""
+    source = save_model(tmp_path / "source", tiny_model("llama", num_hidden_layers=8))
+    prepare_target(str(source), tmp_path / "target", capture_layers=[1, 3, 7])
+    target = Target.load(tmp_path / "target")
+    assert target.capture_layers == (1, 3, 7)
+    ids = torch.tensor([[5, 9, 2]])
+    captured = target.forward(ids, torch.arange(3)[None], target.new_cache(3)).captured
+    with torch.no_grad():
+        states = target.model(ids, output_hidden_states=True).hidden_states
+    expected = torch.cat([states[layer] for layer in (1, 3, 7)], dim=-1)
+    assert torch.allclose(captured, expected, atol=1e-4)
+    assert Target.load(tmp_path / "target", capture_layers=(2, 4)).capture_layers == (2, 4)
 
 
 def test_another_family_is_refused_before_its_weights_are_read(tmp_path: Path) -> None:
@@ -128,11 +140,6 @@ def test_another_family_is_refused_before_its_weights_are_read(tmp_path: Path) -
     (source / "model.safetensors").unlink()
     with pytest.raises(ValueError, match="is a model of type 'gpt2': supported are llama"):
         prepare_target(str(source), tmp_path / "target")
-
-
-def test_a_folder_without_a_target_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no prepared target there; run python experiments/target\.py"):
-        read_manifest(tmp_path)
 
 
 @pytest.mark.slow

@@ -234,7 +234,9 @@ def test_speedups_are_marked_by_their_interval() -> None:
     row = {"method": "eagle", "speedup": 1.1, "speedup_low": 1.05, "speedup_high": 1.2}
     assert speedup_cell(row).tone is Tone.GOOD
     assert speedup_cell({**row, "speedup_low": 0.95}) == TableCell("1.10× (0.95–1.20) ≈", Tone.WARNING)
-    assert speedup_cell({**row, "speedup": 0.9}).tone is Tone.BAD
+    slower = {**row, "speedup": 0.9, "speedup_low": 0.85}
+    assert speedup_cell({**slower, "speedup_high": 0.95}).tone is Tone.BAD
+    assert speedup_cell({**slower, "speedup_high": 1.02}).tone is Tone.WARNING, "within noise"
     assert speedup_cell({**row, "speedup_low": None}).text == "1.10× (no interval)"
     assert interval({"speedup": None}, "speedup") == "–"
     assert tree_text({"num_steps": 5, "topk": 4, "num_draft_tokens": 8}) == "5 / 4 / 8"

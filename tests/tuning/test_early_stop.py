@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from eagle3.tuning.early_stop import compare, is_losing
+from eagle3.tuning.early_stop import compare, deciding_looks, is_losing
 
 
 def named(values: list[float]) -> dict[str, float]:
@@ -19,7 +19,18 @@ def stops_after(trial: list[float], best: list[float], level: float) -> int | No
 
 def test_clear_loser_is_stopped_before_the_end() -> None:
     best = [1.5 + 0.01 * index for index in range(12)]
-    assert stops_after([value * 0.7 for value in best], best, 0.1) == 7  # 2**-7 < 0.1 / 12 < 2**-6
+    # Seven looks, after 6 to 12 prompts, share the level: 2**-6 > 0.1 / 7 > 2**-7. Six: 2**-7 < 0.1 / 6.
+    assert stops_after([value * 0.7 for value in best], best, 0.1) == 6
+
+
+def test_looks_that_can_stop_share_the_level() -> None:
+    for looks in range(1, 30):
+        for level in (0.01, 0.05, 0.1, 0.3):
+            count = deciding_looks(looks, level)
+            if count > 1:  # the first of them can stop a trial
+                assert 2.0 ** -(looks - count + 1) < level / count
+            if count < looks:  # one more could not
+                assert 2.0 ** -(looks - count) >= level / (count + 1)
 
 
 def test_winner_and_equal_are_never_stopped() -> None:

@@ -17,7 +17,6 @@ from eagle3.models.checkpoint import save_draft
 from eagle3.models.target import Target
 from eagle3.parameters import merge, read_profile
 from eagle3.provenance import write_jsonl, write_yaml
-from eagle3.tuning import study
 from eagle3.tuning.best import read_best
 from eagle3.tuning.runner import Runner
 from eagle3.tuning.setup import fingerprint
@@ -36,7 +35,7 @@ SMALL: dict[str, Any] = {
                 "drafter": "head",
                 "draft": "eagle3",
                 "tree": {"num_steps": 2, "topk": 1, "num_draft_tokens": 3},
-                "compile": False,
+                "backend": "kernels",
             }
         ],
     },
@@ -68,7 +67,6 @@ def run_sweep(
     """A project with target, draft and tasks; the returned function runs the script in this process."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(ROOT / "experiments")
-    monkeypatch.setattr(study, "TIMING_LOCK", tmp_path / "timing.lock")
     paths.TARGET.parent.mkdir()
     paths.TARGET.symlink_to(tiny_target_folder)
     save_draft(paths.DRAFTS / "eagle3", random_eagle3(tiny_target), tiny_target, {"data": "abc"})

@@ -7,8 +7,9 @@ import optuna
 import pytest
 from filelock import FileLock
 
+from eagle3.measure.lock import timing_lock
 from eagle3.tuning.space import Configuration
-from eagle3.tuning.study import known_configurations, make_sampler, ranked, timing_lock
+from eagle3.tuning.study import known_configurations, make_sampler, ranked
 from eagle3.tuning.trial import TrialResult
 from tests.tuning.fakes import SPACE, measurement, open_study
 
@@ -133,7 +134,11 @@ def test_samplers_learn_beside_chains(tmp_path: Path, sampler: str) -> None:
 
 def test_second_timing_worker_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    with FileLock(path), pytest.raises(ValueError, match="another sweep is timing"), timing_lock(path):
+    with (
+        FileLock(path),
+        pytest.raises(ValueError, match="another evaluation or sweep"),
+        timing_lock(path),
+    ):
         pytest.fail("two workers timed at once")
     with timing_lock(path):
         pass

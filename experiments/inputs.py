@@ -1,0 +1,32 @@
+"""Write the hashes of files and folders that params.yaml names, so that a changed one is used again."""
+
+import sys
+from pathlib import Path
+
+from cli import read_settings, stage_parser
+from eagle3 import paths
+from eagle3.config import Settings
+from eagle3.provenance import hash_tree, write_json
+from eagle3.sources import parse_source
+
+
+def named_paths(settings: Settings) -> dict[str, Path]:
+    """By the key of params.yaml that names it; sources that are fetched have a version and are left out."""
+    found = {f"prompts.files.{index}": Path(name) for index, name in enumerate(settings.prompts.files)}
+    found |= {f"tasks.files.{task}": Path(name) for task, name in settings.tasks.files.items()}
+    if parse_source(settings.target.source).kind == "path":
+        found["target.source"] = Path(settings.target.source)
+    return found
+
+
+def main() -> None:
+    arguments = stage_parser(__doc__).parse_args()
+    named = named_paths(read_settings(arguments.params))
+    missing = [f"{key}: {path} does not exist" for key, path in named.items() if not path.exists()]
+    if missing:
+        sys.exit("\n".join([*missing, "correct the path in params.yaml"]))
+    write_json(paths.INPUTS, {key: hash_tree(path) for key, path in named.items()})
+
+
+if __name__ == "__main__":
+    main()
