@@ -117,9 +117,23 @@ def project(
     questions = [{"question_id": index, "turns": [f"Why {index}?", "And then?"]} for index in range(12)]
     write_jsonl(Path("question.jsonl"), questions)
     project = Project(params, monkeypatch)
-    for stage in ("fingerprint", "target", "prompts", "regenerate", "vocabulary"):
+    for stage in ("fingerprint", "inputs", "target", "prompts", "regenerate", "vocabulary"):
         project.run(stage)
     return project
+
+
+def test_a_changed_prompt_file_changes_what_dvc_looks_at(project: Project) -> None:
+    before = paths.INPUTS.read_text()
+    assert set(json.loads(before)) == {"prompts.files.0", "tasks.files.quiz", "target.source"}
+    project.run("inputs")
+    assert paths.INPUTS.read_text() == before
+    with Path("prompts.jsonl").open("a") as stream:
+        stream.write(json.dumps({"prompt": "One more."}) + "\n")
+    project.run("inputs")
+    assert paths.INPUTS.read_text() != before
+    Path("prompts.jsonl").unlink()
+    with pytest.raises(SystemExit, match=r"prompts\.files\.0: prompts\.jsonl does not exist"):
+        project.run("inputs")
 
 
 def test_a_draft_from_elsewhere_is_taken_and_measured(project: Project, tmp_path: Path) -> None:
