@@ -257,12 +257,16 @@ class AdaptiveHeadMethod(Section):
 
 
 class HybridMethod(Section):
-    """A head that gives way to prompt lookup where the last ``min_ngram`` or more tokens occurred before."""
+    """A head that gives way to prompt lookup where the last ``min_ngram`` or more tokens occurred before.
+
+    ``adaptive``: the head's tree is that of an adaptive head, up to ``tree``.
+    """
 
     drafter: Literal["hybrid"]
     name: Name
     draft: Name
     tree: TreeSettings
+    adaptive: bool
     num_steps: Count
     min_ngram: Count
     max_ngram: Count

@@ -111,11 +111,18 @@ class Bench:
         if isinstance(method, StaticHeadMethod):
             return EagleDrafter(head, method.tree)
         if isinstance(method, HybridMethod):
-            drafter = EagleDrafter(head, method.tree.shape)
+            shape = self._adaptive(method, head) if method.adaptive else method.tree.shape
             return HybridDrafter(
-                drafter, method.num_steps, max_ngram=method.max_ngram, min_ngram=method.min_ngram
+                EagleDrafter(head, shape),
+                method.num_steps,
+                max_ngram=method.max_ngram,
+                min_ngram=method.min_ngram,
             )
         assert isinstance(method, AdaptiveHeadMethod)
+        return EagleDrafter(head, self._adaptive(method, head))
+
+    def _adaptive(self, method: AdaptiveHeadMethod | HybridMethod, head: Draft) -> AdaptiveShape:
+        """The shape of an adaptive tree, from costs measured now or by the run that this one goes on with."""
         key = hash_object(
             [
                 method.model_dump(mode="json"),
@@ -131,7 +138,7 @@ class Bench:
             if self._costs_file is not None:
                 write_json(self._costs_file, self.costs)
         costs = RoundCosts.from_milliseconds(self.costs[method.name])
-        return EagleDrafter(head, AdaptiveShape(method.tree.shape, costs))
+        return AdaptiveShape(method.tree.shape, costs)
 
     def _possible(self, dtype: torch.dtype) -> torch.dtype:
         """The dtype, or the target's where plain torch computes, which does not mix dtypes; says so."""
@@ -148,6 +155,6 @@ def describe_drafting(method: MethodSettings) -> dict[str, int]:
     if isinstance(method, StaticHeadMethod):
         return {"static_nodes": method.tree.max_nodes}
     tree = dict(method.tree.model_dump())
-    if isinstance(method, AdaptiveHeadMethod):
-        return {**tree, "adaptive": 1}
+    if isinstance(method, AdaptiveHeadMethod) or (isinstance(method, HybridMethod) and method.adaptive):
+        tree["adaptive"] = 1
     return {**tree, "copied": method.num_steps} if isinstance(method, HybridMethod) else tree

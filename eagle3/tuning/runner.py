@@ -161,8 +161,9 @@ class Runner:
                 self.study.enqueue(best[0], "tighten", even_if_known=True)
 
     def _unknown(self, records: list[Record]) -> list[Configuration]:
-        known = known_configurations(records)
-        return [item for item in self.study.space.configurations() if item not in known]
+        """What was never tried. What failed is not among them: it would be queued for ever."""
+        tried = {record.configuration for record in records}
+        return [item for item in self.study.space.configurations() if item not in tried]
 
     def _favourite(self, model: CostModel, records: list[Record]) -> Configuration | None:
         """The configuration without a measurement that the model predicts to be fastest."""

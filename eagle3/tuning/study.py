@@ -146,6 +146,9 @@ class Study:
             if "configuration" in trial.user_attrs:
                 again = Configuration(**trial.user_attrs["configuration"])
                 self.enqueue(again, f"again, trial {trial.number} was killed", even_if_known=True)
+            elif fixed := trial.system_attrs.get("fixed_params"):  # killed before it knew its configuration
+                source = trial.user_attrs.get("source", self.sampler)
+                self.optuna.enqueue_trial(fixed, user_attrs={"source": source})
         return [trial.number for trial in dead]
 
     def enqueue(self, configuration: Configuration, source: str, even_if_known: bool = False) -> None:

@@ -83,6 +83,16 @@ def test_killed_trial_is_run_again(tmp_path: Path, sampler: str) -> None:
     assert resumed.revive() == []
 
 
+def test_a_queued_trial_killed_before_it_knew_its_configuration_is_queued_again(tmp_path: Path) -> None:
+    study = open_study(tmp_path)
+    study.enqueue(TREE, "chain")
+    study.optuna.ask()  # and killed here
+    resumed = type(study)(study.optuna, SPACE, "tpe", local=True)
+    assert resumed.revive() == [0]
+    again = resumed.ask()
+    assert (again.configuration, again.source) == (TREE, "chain")
+
+
 def test_other_machines_running_trials_are_left_alone(tmp_path: Path) -> None:
     study = open_study(tmp_path)
     asked = study.ask()
