@@ -116,6 +116,14 @@ def row_name(result: dict[str, Any]) -> str:
     return f"{result['method']}-t{temperature:g}" if temperature else str(result["method"])
 
 
+def speedup_text(result: dict[str, Any]) -> str:
+    """ "1.57x [1.45, 1.65]"; intervals need several prompts, a speedup a second token."""
+    value, low, high = (result[key] for key in ("speedup", "speedup_low", "speedup_high"))
+    if value is None:
+        return "no speedup"
+    return f"{value:.2f}x" if low is None or high is None else f"{value:.2f}x [{low:.2f}, {high:.2f}]"
+
+
 def track(run: TrackedRun, tracker: Tracker, report: dict[str, Any]) -> None:
     """One child run a method, with metrics of equal names; those of a task stand behind its name."""
     rows: dict[str, list[dict[str, Any]]] = {}
@@ -145,7 +153,6 @@ def main() -> None:
     settings = read_settings(arguments.params)
 
     from eagle3.measure.lock import timing_lock
-    from eagle3.report.formats import interval
 
     with ExitStack() as stack:
         try:
@@ -155,8 +162,7 @@ def main() -> None:
         report = run_and_track(settings)
     for result in (result for result in report["results"] if result["task"] == "all"):
         rate = f"{result['tokens_per_second']:.1f}" if result["tokens_per_second"] is not None else "no"
-        shown = interval(result, "speedup")
-        print(f"{row_name(result):<24} {shown}  tau {result['tau'] or 0:.2f}  {rate} tokens/s")
+        print(f"{row_name(result):<24} {speedup_text(result)}  tau {result['tau'] or 0:.2f}  {rate} tokens/s")
     print(report["verdict"]["summary"])
 
 

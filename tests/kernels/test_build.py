@@ -33,10 +33,10 @@ def test_without_a_compiler_torch_takes_over_with_one_warning(
     assert "install g++" in record.message
 
 
-def test_a_compiler_that_fails_is_an_error_with_its_message(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_a_compiler_that_fails_is_said_with_its_message(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Falling back silently would make every measurement several times slower for no visible reason."""
+    """Some compilers lack OpenMP: plain torch works, and the warning says why everything is slower."""
     compiler = tmp_path / "broken-compiler"
     compiler.write_text(
         '#!/bin/sh\n[ "$1" = --version ] && exit 0\necho "no such header: vector" >&2\nexit 1\n'
@@ -44,8 +44,11 @@ def test_a_compiler_that_fails_is_an_error_with_its_message(
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
     monkeypatch.setattr(build, "cache_root", lambda: tmp_path)
-    with pytest.raises(RuntimeError, match="no such header: vector"):
-        build.load_kernels()
+    with caplog.at_level(logging.WARNING):
+        assert build.load_kernels() is None
+    (record,) = [record for record in caplog.records if record.name == build.__name__]
+    assert "no such header: vector" in record.getMessage()
+    assert "several times slower" in record.getMessage()
     assert not list((tmp_path / "kernels").iterdir())
 
 

@@ -35,6 +35,7 @@ def test_a_local_folder_becomes_a_target_with_a_manifest(tmp_path: Path, shard: 
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "num_layers": 8,
         "hidden_size": 32,
+        "num_attention_heads": 4,
         "vocab_size": 320,
         "tied_embeddings": tied,
         "capture_layers": [2, 4, 5],
