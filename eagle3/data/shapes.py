@@ -65,7 +65,7 @@ def turns_of_messages(messages: object) -> Turns:
         if not isinstance(message, Mapping):
             raise ValueError(f"a message is not an object but {type(message).__name__}")
         name = message.get("role", message.get("from"))
-        if name not in _ROLES:
+        if not isinstance(name, str) or name not in _ROLES:
             raise ValueError(f"role {name!r} is not supported")
         roles.append(_ROLES[name])
         texts.append(_content(message.get("content", message.get("value"))))
