@@ -21,9 +21,9 @@ from eagle3.decoding.batch import BatchDecoder
 from eagle3.decoding.batch_drafter import BatchEagleDrafter
 from eagle3.decoding.sampling import Sampling
 from eagle3.decoding.tree import TreeShape
+from eagle3.measure.bench import Bench
 from eagle3.measure.prompts import task_prompts
 from eagle3.measure.rendering import ChatRenderer
-from eagle3.models.checkpoint import load_draft
 from eagle3.models.target import Target
 from eagle3.provenance import fingerprint_code, fingerprint_machine, write_json
 
@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=paths.REPORTS / "throughput.json")
     arguments = parser.parse_args()
     target = Target.load(paths.TARGET)
-    draft = load_draft(paths.DRAFTS / arguments.draft, target, weights=torch.bfloat16)
+    draft = Bench(target, paths.DRAFTS, torch.bfloat16).head(arguments.draft)
     shape = TreeShape(*arguments.tree)
     tasks = ("mt_bench", "humaneval", "gsm8k")
     renderer = ChatRenderer(target.tokenizer, target.eos_token_ids)

@@ -428,7 +428,7 @@ def changed_draft(base: Eagle3Settings, changes: dict[str, Any]) -> Eagle3Settin
 
 
 class StudySettings(Section):
-    """Trainings beside the pipeline: experiments/ablation.py and experiments/scaling.py."""
+    """Trainings beside the pipeline: experiments/study.py."""
 
     ablation: AblationSettings
     scaling: ScalingSettings

@@ -24,19 +24,13 @@ def measure(settings: Settings) -> dict[str, Any]:
     """Evaluate as params.yaml says; returns what evaluation.json holds."""
     import torch
 
-    from eagle3.measure.bench import Bench, describe_drafting
+    from eagle3.measure.bench import Bench, describe_drafting, evaluated_target
     from eagle3.measure.bound import measure_bound
-    from eagle3.measure.evaluation import evaluate
-    from eagle3.measure.losslessness import target_rescorer
     from eagle3.measure.prompts import task_prompts
-    from eagle3.measure.rendering import ChatRenderer
     from eagle3.measure.settings import EvaluationSettings
-    from eagle3.models.target import Target
 
     wanted = settings.evaluate
-    if wanted.threads:
-        torch.set_num_threads(wanted.threads)
-    target = Target.load(paths.TARGET, getattr(torch, wanted.dtype), choose_device())
+    target = evaluated_target(wanted, choose_device())
     journal = paths.RUNS / "evaluation.jsonl"
     costs = paths.RUNS / "adaptive_costs.json"
     if not journal.exists():
@@ -52,11 +46,9 @@ def measure(settings: Settings) -> dict[str, Any]:
         drafting[TUNED] = best.configuration.tree
         methods[TUNED] = best.configuration.as_dict()
         drafts[best.configuration.draft] = None
-    return evaluate(
+    return bench.evaluate(
         decoders,
         task_prompts(paths.TASKS, wanted.tasks, "held_out", wanted.prompts_per_task),
-        ChatRenderer(target.tokenizer, target.eos_token_ids),
-        target_rescorer(target),
         EvaluationSettings(
             max_new_tokens=wanted.max_new_tokens,
             dtype=wanted.dtype,

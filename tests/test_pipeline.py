@@ -33,14 +33,17 @@ def stages() -> dict[str, dict[str, Any]]:
     """The stages as DVC makes them, with one stage a draft, and the studies; all run in the root folder."""
     raw = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
     studies = yaml.safe_load((ROOT / "experiments" / "studies" / "dvc.yaml").read_text())["stages"]
-    assert {stage["wdir"] for stage in studies.values()} == {"../.."}
+    assert {stage["do"]["wdir"] for stage in studies.values()} == {"../.."}
     raw |= studies
     text = {name: stage for name, stage in raw.items() if "foreach" not in stage}
     for name, stage in raw.items():
         if "foreach" in stage:
             template = yaml.safe_dump(stage["do"])
+            each = stage["foreach"]
+            keys = each if isinstance(each, list) else PARAMS["drafts"]
             text |= {
-                f"{name}@{key}": yaml.safe_load(template.replace("${key}", key)) for key in PARAMS["drafts"]
+                f"{name}@{key}": yaml.safe_load(template.replace("${key}", key).replace("${item}", key))
+                for key in keys
             }
     return text
 
@@ -147,7 +150,7 @@ def test_another_machine_measures_again_and_trains_nothing() -> None:
     assert "fingerprint" in upstream("evaluate")
     for name in stages():
         # The studies keep the drafts that they trained, and measure again.
-        if name not in ("evaluate", "report", "fingerprint", "ablation", "scaling"):
+        if name not in ("evaluate", "report", "fingerprint", "study@ablation", "study@scaling"):
             assert "fingerprint" not in upstream(name)
 
 

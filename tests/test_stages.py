@@ -157,11 +157,11 @@ def test_a_draft_from_elsewhere_is_taken_and_measured(project: Project, tmp_path
 def test_studies(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
     """Every variant is trained once and measured; small amounts of data are part of larger ones."""
     for study in ("ablation", "scaling"):
-        project.run(study)
+        project.run("study", study)
         first = json.loads((paths.REPORTS / f"{study}.json").read_text())
         assert all(row["lossless"]["failures"] == 0 for row in first["results"])
         capsys.readouterr()
-        project.run(study)
+        project.run("study", study)
         said = capsys.readouterr().out
         assert "trained before" in said
         assert "training on" not in said

@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import requests
@@ -39,7 +39,7 @@ class Endpoint:
     failures: int = 0
     rests_until: float = 0.0
 
-    def complete(self, ids: Sequence[int], limits: dict[str, Any]) -> list[int]:
+    def complete(self, ids: Sequence[int], max_tokens: int, sampling: Sampling) -> list[int]:
         """The tokens after `ids`, an end token included.
 
         Raises:
@@ -52,11 +52,11 @@ class Endpoint:
             body: dict[str, Any] = {
                 "input_ids": list(ids),
                 "sampling_params": {
-                    "max_new_tokens": limits["max_tokens"],
-                    "temperature": limits["temperature"],
-                    "top_p": limits["top_p"],
-                    "top_k": limits["top_k"] or -1,
-                    "sampling_seed": limits["seed"],
+                    "max_new_tokens": max_tokens,
+                    "temperature": sampling.temperature,
+                    "top_p": sampling.top_p,
+                    "top_k": sampling.top_k or -1,
+                    "sampling_seed": sampling.seed,
                 },
             }
             answer = self._post("/generate", body)
@@ -68,11 +68,11 @@ class Endpoint:
         body = {
             "model": self.model,
             "prompt": list(ids),
-            "max_tokens": limits["max_tokens"],
-            "temperature": limits["temperature"],
-            "top_p": limits["top_p"],
-            "top_k": limits["top_k"],
-            "seed": limits["seed"],
+            "max_tokens": max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "seed": sampling.seed,
             "return_token_ids": True,
             # Else the model's generation_config would bend the distribution.
             "repetition_penalty": 1.0,
@@ -120,7 +120,7 @@ class Endpoint:
 class Endpoints:
     """Several servers of one model, used in turn."""
 
-    def __init__(self, urls: Sequence[str], say: Any = print) -> None:
+    def __init__(self, urls: Sequence[str], say: Callable[[str], None] = print) -> None:
         self._endpoints = [Endpoint(url.rstrip("/")) for url in urls]
         self._lock = threading.Lock()
         self._turn, self._say = 0, say
@@ -131,7 +131,7 @@ class Endpoints:
         """Let waiting requests end soon."""
         self._stopped.set()
 
-    def complete(self, ids: Sequence[int], limits: dict[str, Any]) -> list[int]:
+    def complete(self, ids: Sequence[int], max_tokens: int, sampling: Sampling) -> list[int]:
         """As `Endpoint.complete`, from whichever endpoint answers.
 
         Raises:
@@ -148,7 +148,7 @@ class Endpoints:
                 self._stopped.wait(pause)
                 continue
             try:
-                result = endpoint.complete(ids, limits)
+                result = endpoint.complete(ids, max_tokens, sampling)
             except EndpointError as error:
                 self._failed(endpoint, error)
                 continue
@@ -187,7 +187,7 @@ def answer_from_endpoints(
     max_new_tokens: int,
     max_length: int,
     eos_token_ids: frozenset[int],
-    say: Any = print,
+    say: Callable[[str], None] = print,
 ) -> Iterator[Answered]:
     """Answer every conversation, turn by turn; yields in order of completion, without hidden states.
 
@@ -242,14 +242,9 @@ def _converse(
     ids = list(request.segments[0])
     spans: list[tuple[int, int]] = []
     for turn in range(len(request.segments)):
-        limits = {
-            "max_tokens": min(max_new_tokens, max_length - len(ids)),
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "seed": seed + turn,
-        }
-        answer = _up_to_end(endpoints.complete(ids, limits), eos_token_ids)
+        room = min(max_new_tokens, max_length - len(ids))
+        seeded = replace(sampling, seed=seed + turn)
+        answer = _up_to_end(endpoints.complete(ids, room, seeded), eos_token_ids)
         spans.append((len(ids), len(ids) + len(answer)))
         ids += answer
         ended = bool(answer) and answer[-1] in eos_token_ids

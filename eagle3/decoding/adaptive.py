@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from eagle3.decoding.draft_tree import DraftTree, arrange, best
 from eagle3.decoding.tree import DynamicGrowth, TreeShape
+from eagle3.decoding.vanilla import clock
 
 if TYPE_CHECKING:
     from eagle3.models.draft import Draft
@@ -174,17 +174,15 @@ def _places(first: int, count: int, target: Target) -> Tensor:
 
 def _medians(parts: Sequence[Callable[[], None]], device: torch.device) -> list[float]:
     """Median seconds of each part, the parts in turn so that a slow moment falls on all of them."""
+    now = clock(device)
     seconds: list[list[float]] = [[] for _ in parts]
     for repeat in range(_REPEATS + 1):  # the first is not counted
         for index, run in enumerate(parts):
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            began = time.perf_counter()
+            began = now()
             run()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
+            ended = now()
             if repeat:
-                seconds[index].append(time.perf_counter() - began)
+                seconds[index].append(ended - began)
     return [statistics.median(values) for values in seconds]
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from eagle3 import paths
 from eagle3.config import (
     AdaptiveHeadMethod,
+    EvaluateSettings,
     HeadMethod,
     HybridMethod,
     MethodSettings,
@@ -27,6 +30,10 @@ from eagle3.decoding.independent_drafter import IndependentDrafter
 from eagle3.decoding.prompt_lookup import PromptLookupDrafter
 from eagle3.decoding.tree import TreeShape
 from eagle3.decoding.vanilla import VanillaDecoder
+from eagle3.measure.evaluation import evaluate
+from eagle3.measure.losslessness import target_rescorer
+from eagle3.measure.rendering import ChatRenderer, Prompt
+from eagle3.measure.settings import EvaluationSettings
 from eagle3.models.checkpoint import load_draft
 from eagle3.models.draft import Draft
 from eagle3.models.independent import load_independent
@@ -35,6 +42,13 @@ from eagle3.provenance import hash_object, hash_tree, write_json
 
 if TYPE_CHECKING:
     from eagle3.tuning.space import Configuration
+
+
+def evaluated_target(settings: EvaluateSettings, device: str) -> Target:
+    """The prepared target as params.yaml evaluates it; sets the number of threads."""
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    return Target.load(paths.TARGET, getattr(torch, settings.dtype), device)
 
 
 class Bench:
@@ -73,6 +87,17 @@ class Bench:
         """The decoder of a configuration that a sweep tried."""
         head = self.head(configuration.draft, getattr(torch, configuration.draft_dtype))
         return SpeculativeDecoder(self.target, EagleDrafter(head, TreeShape(**configuration.tree)), name)
+
+    def evaluate(
+        self,
+        decoders: Sequence[Decoder],
+        prompts: Sequence[Prompt],
+        settings: EvaluationSettings,
+        **options: Any,
+    ) -> dict[str, Any]:
+        """`evaluation.evaluate` with this target's chat template, and its logits for the near-tie check."""
+        renderer = ChatRenderer(self.target.tokenizer, self.target.eos_token_ids)
+        return evaluate(decoders, prompts, renderer, target_rescorer(self.target), settings, **options)
 
     def head(self, name: str, dtype: torch.dtype | None = None, backend: str = "kernels") -> Draft:
         """A trained head; see `HeadMethod` for `backend`.

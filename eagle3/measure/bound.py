@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 
 import torch
 
+from eagle3.decoding.vanilla import clock
 from eagle3.models.target import Target
 
 _REPEATS = 5
@@ -45,12 +45,11 @@ def measure_bound(target: Target) -> dict[str, float]:
 
 def _seconds(run: Callable[[], object], device: torch.device) -> float:
     """Median seconds of a call after one that is not timed."""
-    seconds = []
+    now, seconds = clock(device), []
     for repeat in range(_REPEATS + 1):
-        began = time.perf_counter()
+        began = now()
         run()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        ended = now()
         if repeat:
-            seconds.append(time.perf_counter() - began)
+            seconds.append(ended - began)
     return statistics.median(seconds)

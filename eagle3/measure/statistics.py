@@ -34,6 +34,11 @@ class Interval:
         return self.low is not None and self.high is not None and self.low <= value <= self.high
 
 
+def is_slower(speedup: float, high: float | None) -> bool:
+    """Below 1 beyond its interval, which ends at `high`, or, without one, below 1."""
+    return (speedup if high is None else high) < 1.0
+
+
 def median_over_repeats(values: Sequence[float]) -> float:
     """Median of one cell's repeats, in the unit of the values."""
     if not values:

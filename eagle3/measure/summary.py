@@ -15,7 +15,7 @@ from eagle3.measure.acceptance import (
 from eagle3.measure.losslessness import Comparison, count_outcomes
 from eagle3.measure.medians import Answer, AnswerKey
 from eagle3.measure.protocol import VANILLA, VANILLA_AGAIN
-from eagle3.measure.statistics import Interval, speedup_interval
+from eagle3.measure.statistics import Interval, is_slower, speedup_interval
 
 ALL_TASKS = "all"
 
@@ -63,11 +63,6 @@ def results_table(
     ]
 
 
-def is_slower(speedup: Interval) -> bool:
-    """Below 1 beyond the interval, or, without one, below 1."""
-    return (speedup.estimate if speedup.high is None else speedup.high) < 1.0
-
-
 def _result(
     answers: Sequence[Answer], vanilla: Sequence[Answer], comparisons: Comparisons, seed: int
 ) -> dict[str, Any]:
@@ -81,6 +76,7 @@ def _result(
     decodes = decode_tokens > 0 and any(answer.decode_tokens for answer in vanilla)
     decode = _speedup(answers, vanilla, seed, end_to_end=False) if decodes else None
     end_to_end = _speedup(answers, vanilla, seed, end_to_end=True)
+    slower = decode is not None and is_slower(decode.estimate, decode.high)
     return {
         "prompts": len({(answer.key.task, answer.key.prompt_id) for answer in answers}),
         "generations": len(answers),
@@ -100,7 +96,7 @@ def _result(
         "end_to_end_speedup": end_to_end.estimate,
         "end_to_end_speedup_low": end_to_end.low,
         "end_to_end_speedup_high": end_to_end.high,
-        "slower_than_vanilla": decode is not None and is_slower(decode) and not is_vanilla,
+        "slower_than_vanilla": slower and not is_vanilla,
         "prefill_ms": 1000 * sum(answer.prefill_seconds for answer in answers) / len(answers),
         "decode_ms_per_token": 1000 * decode_seconds / decode_tokens if decode_tokens else None,
         "round_ms": _round_ms(answers),

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from eagle3.data.vocabulary import check_mapping
-from eagle3.models.draft import Draft, DraftConfig
+from eagle3.models.draft import Draft, DraftConfig, check_fits
 from eagle3.models.eagle import EagleDraft, EagleModule
 from eagle3.models.eagle3 import Eagle3Draft, Eagle3Module
 from eagle3.models.formats import (
@@ -48,8 +48,9 @@ def import_draft(source: Path, folder: Path, target: Target, manifest: Mapping[s
     Raises:
         ValueError: as `load_draft`.
     """
-    load_draft(source, target)
-    save_draft(folder, load_module(source), target, manifest)
+    module = _load_for(source, target, None)
+    check_fits(module.config, target)
+    save_draft(folder, module, target, manifest)
 
 
 def config_json(config: DraftConfig, target: Target) -> dict[str, Any]:
@@ -139,6 +140,14 @@ def load_draft(
         ValueError: as `load_module`, and where the draft was trained for another target or other captured
             layers.
     """
+    module = _load_for(folder, target, family)
+    if isinstance(module, Eagle3Module):
+        return Eagle3Draft(module, target, weights, compiled)
+    return EagleDraft(module, target, weights, compiled)
+
+
+def _load_for(folder: Path, target: Target, family: str | None) -> DraftModule:
+    """The module, its layers and embedding checked against the target; the rest `check_fits` does."""
     files = read_draft_files(folder)
     module = _build(folder, files, family)
     if isinstance(module, Eagle3Module) and module.config.fused:
@@ -149,9 +158,7 @@ def load_draft(
                 f"{list(target.capture_layers)}; set target.capture_layers to {list(layers)}"
             )
     check_embedding(files, target.embed_weight)
-    if isinstance(module, Eagle3Module):
-        return Eagle3Draft(module, target, weights, compiled)
-    return EagleDraft(module, target, weights, compiled)
+    return module
 
 
 def _trained_on(folder: Path, files: DraftFiles) -> tuple[int, ...] | None:

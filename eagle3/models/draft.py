@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -82,6 +83,19 @@ class DraftConfig:
         )
 
 
+def check_start_layers(key: str, layers: Sequence[int], count: int) -> None:
+    """Refuse layers that an independent draft cannot start from; `key` names them in the error.
+
+    Raises:
+        ValueError: unless they are different, ascending and of the target's `count` layers.
+    """
+    if not layers or list(layers) != sorted(set(layers)) or layers[-1] >= count:
+        raise ValueError(
+            f"{key}: {list(layers)} must be different layers of the target in ascending order, from 0 to "
+            f"{count - 1}, for example [0, {count - 1}]"
+        )
+
+
 def check_draft_settings(
     name: str, draft: Any, vocabulary_size: int, vocab_size: int, heads: int, layers: int
 ) -> None:
@@ -101,12 +115,8 @@ def check_draft_settings(
             f"drafts.{name}.num_key_value_heads: {kv_heads} does not divide the target's {heads} heads; "
             "choose a divisor, or null for the target's own number"
         )
-    chosen = getattr(draft, "layers", ())
-    if chosen and (list(chosen) != sorted(set(chosen)) or chosen[-1] >= layers):
-        raise ValueError(
-            f"drafts.{name}.layers: {list(chosen)} must be different, ascending and below the target's "
-            f"{layers} layers, for example [0, {layers - 1}]"
-        )
+    if hasattr(draft, "layers"):
+        check_start_layers(f"drafts.{name}.layers", draft.layers, layers)
     if vocabulary_size > vocab_size:
         raise ValueError(
             f"vocabulary.size: {vocabulary_size} is more than the target's {vocab_size} tokens; lower it"

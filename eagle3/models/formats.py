@@ -47,7 +47,7 @@ def read_draft_files(folder: Path) -> DraftFiles:
     Raises:
         ValueError: if there is no draft, of a kind that is not read, or with options that are not computed.
     """
-    values = _flattened(_read_config(folder), folder)
+    values = _flattened(read_config(folder), folder)
     path, tensors = _read_tensors(folder)
     tensors = {_name(name): tensor for name, tensor in tensors.items() if "rotary_emb" not in name}
     embedding = tensors.pop("embed_tokens.weight", None)
@@ -104,7 +104,8 @@ def capture_layers_of(values: Mapping[str, Any]) -> tuple[int, ...] | None:
     return None if layers is None else tuple(int(layer) + 1 for layer in layers)
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path) -> dict[str, Any]:
+    """The config.json of a draft's folder; ValueError where there is none."""
     path = folder / CONFIG
     if not path.exists():
         raise ValueError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,11 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForCausalLM, PretrainedConfig
 
+from eagle3.models.checkpoint import MANIFEST
+from eagle3.models.draft import check_start_layers
+from eagle3.models.formats import read_config
 from eagle3.models.target import Target
 from eagle3.provenance import write_json
-
-MANIFEST = "manifest.json"
 
 
 class IndependentModule(nn.Module):
@@ -31,11 +31,7 @@ class IndependentModule(nn.Module):
 
     def __init__(self, target: Target, layers: Sequence[int]) -> None:
         super().__init__()
-        if not layers or list(layers) != sorted(set(layers)) or layers[-1] >= target.num_layers:
-            raise ValueError(
-                f"layers {list(layers)} of an independent draft: name different layers in ascending order, "
-                f"from 0 to {target.num_layers - 1}"
-            )
+        check_start_layers("layers", layers, target.num_layers)
         self.config = _with_layers(target.config, layers)
         self.body = AutoModel.from_config(self.config)
         self.body.embed_tokens = nn.Identity()  # the target's, frozen, is used from outside
@@ -73,12 +69,7 @@ def load_independent(folder: Path, weights: torch.dtype, device: torch.device | 
     Raises:
         ValueError: if the folder holds no such model, or an EAGLE draft.
     """
-    config = Path(folder) / "config.json"
-    if not config.exists():
-        raise ValueError(
-            f"{folder}: no draft there (config.json is missing); train one: experiments/train.py"
-        )
-    architecture = (json.loads(config.read_text(encoding="utf-8")).get("architectures") or [""])[0]
+    architecture = (read_config(folder).get("architectures") or [""])[0]
     if "Eagle" in architecture:
         raise ValueError(
             f"{folder}: holds an {architecture} draft, which cannot decode by itself; speculative sampling "

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from eagle3.measure.statistics import is_slower
 from eagle3.report.blocks import TableCell, Tone
 
 MISSING = "–"
@@ -37,7 +38,7 @@ def speedup_cell(row: Mapping[str, Any], key: str = "speedup") -> TableCell:
     if value is None or row["method"] in ("vanilla", "vanilla-aa"):
         return TableCell(text)
     low, high = row.get(f"{key}_low"), row.get(f"{key}_high")
-    if (value if high is None else high) < 1.0:
+    if is_slower(value, high):
         return TableCell(f"{text} {SLOWER}", Tone.BAD)
     if low is not None and low <= 1.0:
         return TableCell(f"{text} {UNCLEAR}", Tone.WARNING)

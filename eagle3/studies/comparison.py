@@ -12,13 +12,9 @@ from eagle3 import paths
 from eagle3.config import Settings
 from eagle3.decoding.eagle_drafter import EagleDrafter
 from eagle3.decoding.engine import SpeculativeDecoder
-from eagle3.measure.bench import Bench
-from eagle3.measure.evaluation import evaluate
-from eagle3.measure.losslessness import target_rescorer
+from eagle3.measure.bench import Bench, evaluated_target
 from eagle3.measure.prompts import task_prompts
-from eagle3.measure.rendering import ChatRenderer
 from eagle3.measure.settings import EvaluationSettings
-from eagle3.models.target import Target
 from eagle3.provenance import fingerprint_code, fingerprint_machine, hash_tree
 from eagle3.studies.variants import Variant
 
@@ -38,20 +34,15 @@ def compare(
         folder: of the variants' folders; the journal that a killed run resumes from is kept there too.
     """
     wanted, measured = settings.studies.evaluate, settings.evaluate
-    if measured.threads:
-        torch.set_num_threads(measured.threads)
-    target = Target.load(paths.TARGET, getattr(torch, measured.dtype), device)
-    weights, tree = getattr(torch, measured.draft_dtype), wanted.tree
-    bench = Bench(target, folder, weights)
+    target, tree = evaluated_target(measured, device), wanted.tree
+    bench = Bench(target, folder, getattr(torch, measured.draft_dtype))
     decoders = [bench.vanilla()]
     for variant in variants:
         drafter = EagleDrafter(bench.head(f"{variant.name}/draft"), tree.shape)
         decoders.append(SpeculativeDecoder(target, drafter, variant.name))
-    report = evaluate(
+    report = bench.evaluate(
         decoders,
         task_prompts(paths.TASKS, wanted.tasks, "held_out", wanted.prompts_per_task),
-        ChatRenderer(target.tokenizer, target.eos_token_ids),
-        target_rescorer(target),
         EvaluationSettings(
             max_new_tokens=wanted.max_new_tokens,
             dtype=measured.dtype,
@@ -62,7 +53,7 @@ def compare(
         subject={
             "target": hash_tree(paths.TARGET),
             "drafts": {variant.name: hash_tree(folder / variant.name / "draft") for variant in variants},
-            "draft_dtype": str(weights),
+            "draft_dtype": measured.draft_dtype,
             "threads": torch.get_num_threads(),
             "device": str(target.device),
         },

@@ -33,7 +33,7 @@ def run_study(settings: Settings, study: str, device: str) -> None:
                 buffer({f"{name}.{key}": value for key, value in measured.items()}, step)
 
             trained = train_variants(data, variants, settings.seed, hash_stage_code("train"), folder, log)
-        command = f"dvc repro experiments/studies/dvc.yaml:{study}"
+        command = f"dvc repro experiments/studies/dvc.yaml:study@{study}"
         with timing_lock():
             report = compare(settings, variants, trained, folder, device, command)
         write_json(out, report)

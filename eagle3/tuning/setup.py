@@ -11,12 +11,11 @@ import torch
 
 from eagle3 import paths
 from eagle3.config import HeadMethod, Settings
-from eagle3.measure.evaluation import code_digest, evaluate
-from eagle3.measure.losslessness import target_rescorer
+from eagle3.measure.bench import evaluated_target
+from eagle3.measure.evaluation import code_digest
 from eagle3.measure.prompts import task_prompts
 from eagle3.measure.rendering import ChatRenderer
 from eagle3.measure.settings import EvaluationSettings
-from eagle3.models.target import Target
 from eagle3.provenance import fingerprint_machine, hash_object, hash_tree
 from eagle3.tuning.finalists import Finalist, Outcome, choose_finalists, decide
 from eagle3.tuning.space import VANILLA_LIKE, Configuration, Space
@@ -77,14 +76,12 @@ class Session:
             origin: recorded with the settings.
         """
         wanted, bench = self.settings.sweep.held_out, self.bench
-        report = evaluate(
+        report = bench.evaluate(
             [bench.vanilla(), *(bench.decoder(item.configuration, item.name) for item in finalists)],
             # From the other end than evaluation: its "tuned" row is not measured on what chose it.
             task_prompts(
                 paths.TASKS, self.settings.sweep.tasks, "held_out", wanted.prompts_per_task, from_end=True
             ),
-            self.workload.renderer,
-            target_rescorer(bench.target),
             _measuring(self.settings, wanted.max_new_tokens, wanted.repeats),
             machine=self.marks["machine"],
             subject={
@@ -151,9 +148,7 @@ def grid_trials(settings: Settings, space: Space) -> Named:
 
 def load_workbench(settings: Settings, device: str) -> Workbench:
     """The target as params.yaml evaluates it, ready to make decoders."""
-    if settings.evaluate.threads:
-        torch.set_num_threads(settings.evaluate.threads)
-    target = Target.load(paths.TARGET, getattr(torch, settings.evaluate.dtype), device)
+    target = evaluated_target(settings.evaluate, device)
     return Workbench(target, paths.DRAFTS, len(settings.sweep.space.threads) > 1)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -48,6 +48,10 @@ class Workbench:
     def decoder(self, configuration: Configuration, name: str = "trial") -> Decoder:
         """The decoder of a configuration."""
         return self._threaded(self._bench.tuned(configuration, name), configuration.threads)
+
+    def evaluate(self, *arguments: Any, **options: Any) -> dict[str, Any]:
+        """See `Bench.evaluate`."""
+        return self._bench.evaluate(*arguments, **options)
 
     def _threaded(self, decoder: Decoder, threads: int) -> Decoder:
         return WithThreads(decoder, threads or self._threads) if self._vary_threads else decoder

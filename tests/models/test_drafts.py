@@ -7,13 +7,14 @@ acceptance without an error.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from eagle3.models.draft import DraftOutput
+from eagle3.models.draft import DraftOutput, check_draft_settings
 from eagle3.models.eagle import EagleDraft
 from eagle3.models.eagle3 import Eagle3Draft, Eagle3Module
 from eagle3.models.target import Target, TargetOutput
@@ -333,3 +334,21 @@ def test_logits_of_the_last_position_and_none(tiny_target: Target) -> None:
         assert torch.equal(last.logits, every.logits[:, -1:])
         assert none.logits is None
         assert torch.equal(none.hidden, every.hidden)
+
+
+@pytest.mark.parametrize(
+    ("draft", "vocabulary", "message"),
+    [
+        (SimpleNamespace(num_key_value_heads=5), 100, r"drafts\.mine\.num_key_value_heads: 5 .* 12 heads"),
+        (SimpleNamespace(layers=(0, 8)), 100, r"drafts\.mine\.layers: \[0, 8\] .* from 0 to 7"),
+        (SimpleNamespace(num_key_value_heads=None), 400, r"vocabulary\.size: 400 .* 320 tokens"),
+    ],
+)
+def test_a_draft_that_cannot_be_built_for_the_target_is_refused(
+    draft: SimpleNamespace, vocabulary: int, message: str
+) -> None:
+    """Before hours of regeneration, with the key of params.yaml."""
+    with pytest.raises(ValueError, match=message):
+        check_draft_settings("mine", draft, vocabulary, vocab_size=320, heads=12, layers=8)
+    for possible in (SimpleNamespace(num_key_value_heads=4), SimpleNamespace(layers=(0, 7))):
+        check_draft_settings("mine", possible, 320, vocab_size=320, heads=12, layers=8)
