@@ -23,6 +23,7 @@ TopP = Annotated[float, Field(gt=0, le=1)]
 Dtype = Literal["float32", "bfloat16", "float16"]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
 Text = Annotated[str, Field(min_length=1)]
+Backend = Literal["kernels", "torch", "compile"]
 
 
 class Section(BaseModel):
@@ -223,7 +224,7 @@ class HeadMethod(Section):
     name: Name
     draft: Name
     tree: TreeSettings
-    backend: Literal["kernels", "torch", "compile"]
+    backend: Backend
 
 
 class StaticHeadMethod(Section):
@@ -233,6 +234,7 @@ class StaticHeadMethod(Section):
     name: Name
     draft: Name
     paths: tuple[tuple[NonNegative, ...], ...] | None
+    backend: Backend  # as of a `head`
 
     @model_validator(mode="after")
     def _can_be_built(self) -> Self:

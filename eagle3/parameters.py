@@ -76,7 +76,7 @@ def read_profile(name: str, folder: Path = Path("profiles")) -> dict[str, Any]:
 def write_profile(name: str, path: Path, folder: Path = Path("profiles")) -> None:
     """Write a profile to ``path`` as params.yaml, with the default profile's comments."""
     yaml = YAML()
-    yaml.width = 130
+    yaml.width = 160
     yaml.indent(mapping=2, sequence=4, offset=2)
     yaml.representer.add_representer(type(None), _represent_null)
     commented: CommentedMap = yaml.load((folder / "default.yaml").read_text(encoding="utf-8"))

@@ -132,9 +132,9 @@ class Bench:
             return IndependentDrafter(self._models[method.draft], self.target, method.num_steps)
         if isinstance(method, HeadMethod):
             return EagleDrafter(self.head(method.draft, backend=method.backend), method.tree.shape)
-        head = self.head(method.draft)
         if isinstance(method, StaticHeadMethod):
-            return EagleDrafter(head, method.tree)
+            return EagleDrafter(self.head(method.draft, backend=method.backend), method.tree)
+        head = self.head(method.draft)
         if isinstance(method, HybridMethod):
             shape = self._adaptive(method, head) if method.adaptive else method.tree.shape
             return HybridDrafter(

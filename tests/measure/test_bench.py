@@ -24,7 +24,10 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
         {"drafter": "prompt-lookup", "num_steps": 4, "min_ngram": 1, "max_ngram": 3},
         {"num_steps": 4},
     ),
-    "eagle": ({"drafter": "static-head", "draft": "eagle", "paths": None}, {"static_nodes": 26}),
+    "eagle": (
+        {"drafter": "static-head", "draft": "eagle", "paths": None, "backend": "kernels"},
+        {"static_nodes": 26},
+    ),
     "eagle2": ({"drafter": "head", "draft": "eagle", "tree": TREE, "backend": "kernels"}, TREE),
     "eagle3": ({"drafter": "head", "draft": "eagle3", "tree": TREE, "backend": "kernels"}, TREE),
     "eagle3-torch": ({"drafter": "head", "draft": "eagle3", "tree": TREE, "backend": "torch"}, TREE),
