@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup repro studies profile smoke test lint ui clean
+.PHONY: help setup repro studies profile smoke test test-serving lint ui clean
 
 # The first interpreter that is new enough; choose another with `make PYTHON=/path/to/python setup`.
 PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13; do \
@@ -16,7 +16,7 @@ export DVC_NO_ANALYTICS := 1
 export MLFLOW_DISABLE_TELEMETRY := true
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(READY) ## Create the environment in .venv (every other target does it too)
 
@@ -53,6 +53,27 @@ smoke: $(READY) ## Run the whole pipeline in minutes, in a workspace of its own 
 
 test: lint ## Style, types and tests (not those marked slow, serving or gpu)
 	OMP_NUM_THREADS=1 pytest -q -n 2
+
+# Each engine has an environment of its own. torchvision's CUDA build needs two operators that a CPU build of
+# torch lacks; the line in site-packages declares them (tests/serving/cpu_stand_in).
+.venv-sglang/.ready: tests/serving/requirements-sglang.txt
+	$(PYTHON) -m venv .venv-sglang
+	.venv-sglang/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	.venv-sglang/bin/python -m pip install --quiet --disable-pip-version-check --no-deps sglang==0.5.23
+	.venv-sglang/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	cp tests/serving/cpu_stand_in/torchvision_schemas.py .venv-sglang/lib/python3*/site-packages/
+	echo 'import torchvision_schemas' > "$$(echo .venv-sglang/lib/python3*/site-packages)/torchvision_schemas.pth"
+	touch $@
+
+.venv-vllm/.ready: tests/serving/requirements-vllm.txt
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
+test-serving: $(READY) .venv-sglang/.ready .venv-vllm/.ready ## Tests against real SGLang and vLLM servers on the CPU (their environments: 7 GB)
+	test -f models/drafts/eagle3/model.safetensors || test -f .smoke/models/drafts/eagle3/model.safetensors || $(MAKE) smoke
+	OMP_NUM_THREADS=1 pytest -q -m serving tests/serving
 
 lint: $(READY) ## Style and types only
 	ruff check

@@ -14,7 +14,8 @@ TRAINING = REPORTS / "training"
 MACHINE = REPORTS / "machine.json"
 METRICS = REPORTS / "metrics.json"
 INPUTS = REPORTS / "inputs.json"  # hashes of the files that params.yaml names
+SERVING = REPORTS / "serving.json"  # of experiments/serving.py
 BEST = REPORTS / "best_params.yaml"  # of the sweep
-TUNED = REPORTS / "tuned.json"  # the hash of the sweep's result: where it changes, `dvc repro` measures again
+TUNED = REPORTS / "tuned.json"  # hashes of what evaluation reads beside: where one changes, it measures again
 # Journals and checkpoints of what is under way: they let a killed stage go on, and no stage depends on them.
 RUNS = Path("runs")

@@ -20,14 +20,15 @@ TUNED = "tuned"
 HEADLINE = ("tau", "speedup", "speedup_low", "speedup_high", "end_to_end_speedup", "tokens_per_second")
 
 
-def measure(settings: Settings) -> dict[str, Any]:
-    """Evaluate as params.yaml says; returns what evaluation.json holds."""
+def measure(settings: Settings, stack: ExitStack) -> dict[str, Any]:
+    """Evaluate as params.yaml says; returns what evaluation.json holds. `stack` ends what was started."""
     import torch
 
     from eagle3.measure.bench import Bench, describe_drafting, evaluated_target
     from eagle3.measure.bound import measure_bound
     from eagle3.measure.prompts import task_prompts
     from eagle3.measure.settings import EvaluationSettings
+    from eagle3.serving.bench import ServedBench
 
     wanted = settings.evaluate
     target = evaluated_target(wanted, choose_device())
@@ -36,6 +37,8 @@ def measure(settings: Settings) -> dict[str, Any]:
     if not journal.exists():
         costs.unlink(missing_ok=True)  # a run that goes on keeps its trees; a new one measures their costs
     bench = Bench(target, paths.DRAFTS, getattr(torch, wanted.draft_dtype), costs)
+    if wanted.engine != "native":
+        bench = ServedBench.start(settings, wanted.engine, target, stack)
     decoders = [bench.vanilla(), *(bench.decoder(method) for method in wanted.methods)]
     drafting = {method.name: describe_drafting(method) for method in wanted.methods}
     best = tuned_parameters(settings, torch.get_num_threads())
@@ -66,13 +69,14 @@ def measure(settings: Settings) -> dict[str, Any]:
             "methods": methods,
             "threads": torch.get_num_threads(),
             "device": str(target.device),
+            **bench.describe(),
         },
         reports=paths.REPORTS,
         journal=journal,
         origin={
             "command": "dvc repro evaluate",
             "adaptive_costs_ms": bench.costs,
-            "bound": measure_bound(target),
+            "bound": measure_bound(target) if wanted.engine == "native" else None,
             **fingerprint_code(paths.REPORTS.resolve().parent),
         },
         trees=drafting,
@@ -85,6 +89,9 @@ def tuned_parameters(settings: Settings, threads: int) -> "BestParameters | None
     from eagle3.tuning.setup import fingerprint
 
     if not paths.BEST.is_file():
+        return None
+    if settings.sweep.engine != settings.evaluate.engine:
+        print(f"no tuned row: the sweep's engine is {settings.sweep.engine}")
         return None
     try:
         best = read_best(paths.BEST, fingerprint(settings))
@@ -162,7 +169,8 @@ def run_and_track(settings: Settings) -> dict[str, Any]:
     """Measure as params.yaml says, with a run in MLflow for the evaluation and one for each method."""
     tracker = Tracker.open(settings)
     with tracker.run("evaluate", "evaluation") as run:
-        report = measure(settings)
+        with ExitStack() as stack:
+            report = measure(settings, stack)
         overall = {row_name(result): result for result in report["results"] if result["task"] == "all"}
         headlines = {name: {key: result[key] for key in HEADLINE} for name, result in overall.items()}
         write_json(paths.METRICS, headlines)

@@ -1,13 +1,14 @@
-"""Write what decides this machine's speed, and the hash of the sweep's result, if there is one.
+"""Write what decides this machine's speed, and hashes of what evaluation reads beside the pipeline.
 
-A changed file makes `dvc repro` measure again.
+That is the sweep's result, where there is one, and the servers' settings, where servers are evaluated. A
+changed file makes `dvc repro` measure again.
 """
 
 from pathlib import Path
 
-from cli import stage_parser
+from cli import read_settings, stage_parser
 from eagle3 import paths
-from eagle3.provenance import fingerprint_machine, sha256_file, write_json
+from eagle3.provenance import fingerprint_machine, hash_object, sha256_file, write_json
 
 
 def main() -> None:
@@ -16,10 +17,15 @@ def main() -> None:
         "--output", type=Path, default=paths.MACHINE, help="the file for the machine; the other goes beside"
     )
     arguments = parser.parse_args()
+    settings = read_settings(arguments.params)
+    served = settings.evaluate.engine != "native"
     write_json(arguments.output, fingerprint_machine())
     write_json(
         arguments.output.with_name(paths.TUNED.name),
-        {"best_params": sha256_file(paths.BEST) if paths.BEST.is_file() else None},
+        {
+            "best_params": sha256_file(paths.BEST) if paths.BEST.is_file() else None,
+            "serving": hash_object(settings.serving.model_dump(mode="json")) if served else None,
+        },
     )
 
 

@@ -125,8 +125,9 @@ def track_trial(tracker: Tracker, run: TrackedRun, session: "Session", record: "
 
 def conclude(run: TrackedRun, session: "Session", outcome: "Outcome", command: str) -> None:
     """Print and log the held-out rows and what follows from them; write the winner."""
-    from eagle3.models.formats import read_draft_files
-    from eagle3.tuning.best import sglang_flags, write_best
+    from eagle3.serving.bench import speculation_of
+    from eagle3.serving.engines import sglang_flags
+    from eagle3.tuning.best import write_best
 
     for row in outcome.rows:
         kind = "tuned" if row["tuned"] else "default"
@@ -139,8 +140,7 @@ def conclude(run: TrackedRun, session: "Session", outcome: "Outcome", command: s
     keys = ("speedup", "speedup_low", "speedup_high", "tau")
     run.log_metrics({f"held_out.{key}": outcome.row(outcome.winner)[key] for key in keys})
     configuration = outcome.winner.configuration
-    family = read_draft_files(paths.DRAFTS / configuration.draft).family
-    flags = sglang_flags(configuration, family, paths.DRAFTS / configuration.draft)
+    flags = sglang_flags(speculation_of(paths.DRAFTS / configuration.draft, **configuration.tree))
     write_best(BEST, outcome, flags, session.marks, command)
     run.log_artifact(BEST)
     print(f"for SGLang: {flags}\nwritten to {BEST}")
@@ -183,7 +183,7 @@ def open_session(settings: Settings, arguments: Namespace, stack: ExitStack) -> 
     FOLDER.mkdir(parents=True, exist_ok=True)
     seed = settings.seed if arguments.seed is None else arguments.seed
     session = Session.open(
-        settings, arguments.study, arguments.storage, arguments.sampler, seed, choose_device()
+        settings, arguments.study, arguments.storage, arguments.sampler, seed, choose_device(), stack
     )
     for number in session.study.revive():
         print(f"trial {number} was killed; it is run again")

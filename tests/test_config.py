@@ -219,7 +219,9 @@ def test_written_profile_is_the_default_with_its_changes_and_comments(tmp_path: 
 
 
 def test_unknown_profile_lists_the_known() -> None:
-    with pytest.raises(SettingsError, match="choose from default, full, smoke"):
+    with pytest.raises(
+        SettingsError, match=r"choose from default, full, llama-2-7b, llama-3.1-8b, qwen3-8b, smoke"
+    ):
         read_profile("ful", PROFILES)
 
 

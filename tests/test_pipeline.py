@@ -24,8 +24,8 @@ SCRIPTS = sorted((ROOT / "experiments").glob("*.py"))
 # What every stage uses and none depends on: these carry settings and results, and do not change them.
 INFRASTRUCTURE = {
     ROOT / "eagle3" / f"{name}.py"
-    for name in ("__init__", "config", "parameters", "paths", "provenance", "sources", "tracking")
-}
+    for name in ("__init__", "parameters", "paths", "provenance", "sources", "tracking")
+} | set((ROOT / "eagle3" / "config").glob("*.py"))
 
 
 @cache

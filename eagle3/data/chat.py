@@ -160,23 +160,14 @@ def next_turn_ids(
     return full[end:]
 
 
-def user_turn_prefix(
-    tokenizer: PreTrainedTokenizerBase, system: str | None = None, before: Sequence[Message] = ()
-) -> list[int]:
-    """The template's ids up to the first character of a user turn, from which the target writes requests
-    itself.
-
-    `system` None keeps the template's own default system message. `before` are complete user/assistant
-    messages that precede the turn. Source of the idea: Magpie, arXiv 2406.08464.
-    """
-    return encode(tokenizer, user_turn_text(tokenizer, system, before))
-
-
 def user_turn_text(
     tokenizer: PreTrainedTokenizerBase, system: str | None = None, before: Sequence[Message] = ()
 ) -> str:
-    """The text of `user_turn_prefix`; a stem is appended to it before tokenising, so that both merge
-    naturally.
+    """The template's text up to the first character of a user turn: there the target can write one itself.
+
+    A stem is appended to it before tokenising, so that both merge naturally. `system` None keeps the
+    template's own default system message. `before` are complete user/assistant messages that precede the
+    turn. Source of the idea: Magpie, arXiv 2406.08464.
 
     Raises ValueError when the template does not copy the user's text into its output.
     """

@@ -19,6 +19,7 @@ import requests
 
 from eagle3.data.generate import Answered, Request
 from eagle3.decoding.sampling import Sampling
+from eagle3.serving.protocol import OPENAI_PATH, SGLANG_PATH, openai_body, sglang_body
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds that a failing endpoint is left alone; doubled each time
 _GIVE_UP = 600.0  # seconds without an answer from any endpoint
@@ -49,36 +50,13 @@ class Endpoint:
         if not self.kind:
             self._recognise()
         if self.kind == "sglang":
-            body: dict[str, Any] = {
-                "input_ids": list(ids),
-                "sampling_params": {
-                    "max_new_tokens": max_tokens,
-                    "temperature": sampling.temperature,
-                    "top_p": sampling.top_p,
-                    "top_k": sampling.top_k or -1,
-                    "sampling_seed": sampling.seed,
-                },
-            }
-            answer = self._post("/generate", body)
+            answer = self._post(SGLANG_PATH, sglang_body(ids, max_tokens, sampling))
             tokens, reason = list(answer["output_ids"]), answer["meta_info"]["finish_reason"]
             matched = reason.get("matched")
             if isinstance(matched, int) and tokens[-1:] != [matched]:
                 tokens.append(matched)  # the end token, where the server leaves it out
             return tokens
-        body = {
-            "model": self.model,
-            "prompt": list(ids),
-            "max_tokens": max_tokens,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "seed": sampling.seed,
-            "return_token_ids": True,
-            # Else the model's generation_config would bend the distribution.
-            "repetition_penalty": 1.0,
-            "min_p": 0.0,
-        }
-        choice = self._post("/v1/completions", body)["choices"][0]
+        choice = self._post(OPENAI_PATH, openai_body(self.model, ids, max_tokens, sampling))["choices"][0]
         if choice.get("token_ids") is None:
             raise ValueError(
                 f"{self.url} returns no token ids: tokenising its text again would not give the tokens that "

@@ -75,6 +75,10 @@ class Bench:
         self._heads: dict[tuple[str, torch.dtype, str], Draft] = {}
         self._models: dict[str, Target] = {}
 
+    def describe(self) -> dict[str, Any]:
+        """What decodes, as an evaluation records it."""
+        return {"engine": "native"}
+
     def vanilla(self) -> Decoder:
         """The baseline."""
         return VanillaDecoder(self.target)
@@ -85,7 +89,8 @@ class Bench:
 
     def tuned(self, configuration: Configuration, name: str) -> Decoder:
         """The decoder of a configuration that a sweep tried."""
-        head = self.head(configuration.draft, getattr(torch, configuration.draft_dtype))
+        dtype = getattr(torch, configuration.draft_dtype)
+        head = self.head(configuration.draft, dtype, configuration.backend)
         return SpeculativeDecoder(self.target, EagleDrafter(head, TreeShape(**configuration.tree)), name)
 
     def evaluate(

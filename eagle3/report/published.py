@@ -5,14 +5,7 @@ from dataclasses import dataclass
 SOURCE = "arXiv 2503.01840"
 SOURCE_URL = "https://arxiv.org/abs/2503.01840"
 TASKS = ("MT-bench", "HumanEval", "GSM8K", "Alpaca", "CNN/DM", "mean")
-# The published counterpart of a method's name and of a task's name here.
-METHOD_NAMES = {
-    "speculative-sampling": "SpS",
-    "prompt-lookup": "PLD",
-    "eagle": "EAGLE",
-    "eagle2": "EAGLE-2",
-    "eagle3": "EAGLE-3",
-}
+# The published name of a task here.
 TASK_NAMES = {
     "mt_bench": "MT-bench",
     "humaneval": "HumanEval",

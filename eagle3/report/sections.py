@@ -11,7 +11,7 @@ from eagle3.report.comparison import grid_table, published_ablation_table, publi
 from eagle3.report.inputs import Inputs
 from eagle3.report.method import how_measured, machine_table, setting_table, subject_table
 from eagle3.report.scaling import scaling_figure, scaling_table
-from eagle3.report.serving import serving_agreement_table, serving_metrics_table
+from eagle3.report.serving import serving_agreement_table, serving_metrics_table, unavailable
 from eagle3.report.sweep import (
     best_trials_table,
     finished_trials,
@@ -253,8 +253,10 @@ def _throughput(inputs: Inputs, draw: Draw) -> Section:
 def _serving(inputs: Inputs, draw: Draw) -> Section:
     if inputs.serving is None:
         return Section("serving", "Serving", ())
-    blocks = (serving_agreement_table(inputs.serving), *_present(serving_metrics_table(inputs.serving)))
-    return Section("serving", "Serving engines", blocks)
+    serving = inputs.serving
+    missing = [Paragraph(reason) for reason in unavailable(serving)]
+    tables = serving_agreement_table(serving), serving_metrics_table(serving)
+    return Section("serving", "Serving engines", (*tables, *missing))
 
 
 def _method(inputs: Inputs, draw: Draw) -> Section:

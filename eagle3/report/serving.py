@@ -11,62 +11,95 @@ def serving_agreement_table(serving: Mapping[str, Any]) -> Table:
     """Do the engines that serve the draft agree with this project's own?"""
     keys = ("tokens_equal", "acceptance_equal", "hidden_states_equal")
     return Table(
-        caption="Agreement of serving engines with the native engine",
-        columns=("Engine", "Version", "Prompts", "Tokens equal", "Acceptance equal", "Hidden states equal"),
+        caption="Agreement of serving engines with the native engine, token by token and round by round",
+        columns=(
+            "Engine",
+            "Version",
+            "Dtype",
+            "Prompts",
+            "Tokens equal",
+            "Acceptance equal",
+            "Hidden states equal",
+        ),
         rows=tuple(
             cells(
                 [
                     engine,
-                    str(values.get("version", MISSING)),
-                    str(values.get("prompts", MISSING)),
-                    *(_agreement_cell(values.get(key), values.get("prompts")) for key in keys),
+                    values["version"],
+                    values["dtype"],
+                    str(values["prompts"]),
+                    *(_agreement_cell(values[key]) for key in keys),
                 ]
             )
-            for engine, values in _engines(serving)
+            for engine, values in serving.items()
         ),
+        text_columns=frozenset({"Version", "Dtype"}),
     )
 
 
-def _agreement_cell(value: bool | int | None, prompts: int | None) -> TableCell:
-    """True or False, or how many of the prompts agree."""
-    if value is None:
-        return TableCell("not applicable")
-    agrees = value if isinstance(value, bool) else value == prompts
-    text = ("yes" if value else "no") if isinstance(value, bool) else f"{value} of {prompts}"
-    return TableCell(text, Tone.GOOD if agrees else Tone.BAD)
-
-
-def serving_metrics_table(serving: Mapping[str, Any]) -> Table | None:
-    """Metrics of every experiment on every engine; None where there are none."""
-    rows = [
-        (engine, name, metrics)
-        for engine, values in _engines(serving)
-        for name, metrics in _experiments(values.get("experiments"))
-    ]
-    keys = list(dict.fromkeys(key for _, _, metrics in rows for key in metrics if _is_number(metrics[key])))
-    if not keys:
-        return None
+def serving_metrics_table(serving: Mapping[str, Any]) -> Table:
+    """Latency, throughput and acceptance of every experiment at every level of concurrency."""
+    rows = []
+    for engine, values in serving.items():
+        timed = values["timed"]
+        for experiment in values["experiments"]:
+            if "unavailable" in experiment:
+                rows.append(cells([engine, experiment["name"], *[MISSING] * 6]))
+                continue
+            for level in experiment["levels"]:
+                first, each = level["time_to_first_token_ms"], level["time_per_output_token_ms"]
+                times = [
+                    number(first and first["median"]),
+                    number(each and each["median"]),
+                    number(level["tokens_per_second"]),
+                ]
+                rows.append(
+                    cells(
+                        [
+                            engine,
+                            experiment["name"],
+                            str(level["concurrency"]),
+                            *(times if timed else ["not timed"] * 3),
+                            number(level["tau"]),
+                            _counters(level["counters"]),
+                        ]
+                    )
+                )
     return Table(
-        caption="Experiments on serving engines",
-        columns=("Engine", "Experiment", *(key.replace("_", " ") for key in keys)),
-        rows=tuple(
-            cells([engine, name, *(number(metrics.get(key)) for key in keys)])
-            for engine, name, metrics in rows
+        caption=(
+            "Experiments on serving engines, one server after the other: τ as everywhere in this report, "
+            "times as medians over the requests. An engine on stand-in kernels is not timed."
         ),
+        columns=(
+            "Engine",
+            "Experiment",
+            "In flight",
+            "First token, ms",
+            "Each further token, ms",
+            "Tokens/s",
+            "τ",
+            "Server's counters",
+        ),
+        rows=tuple(rows),
         text_columns=frozenset({"Experiment"}),
     )
 
 
-def _engines(serving: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    return [(name, values) for name, values in serving.items() if isinstance(values, Mapping)]
+def unavailable(serving: Mapping[str, Any]) -> list[str]:
+    """Why experiments could not run, one line each: the first of the reason."""
+    return [
+        f"{experiment['name']} on {engine}: {experiment['unavailable'].splitlines()[0]}"
+        for engine, values in serving.items()
+        for experiment in values["experiments"]
+        if "unavailable" in experiment
+    ]
 
 
-def _experiments(value: Any) -> list[tuple[str, Mapping[str, Any]]]:
-    """A mapping by name, or a list of rows with a name."""
-    if isinstance(value, Mapping):
-        return list(value.items())
-    return [(str(row["name"]), row) for row in value or []]
+def _counters(counters: Mapping[str, Any]) -> TableCell:
+    return TableCell("agree", Tone.GOOD) if counters["agree"] else TableCell("differ", Tone.BAD)
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _agreement_cell(value: bool | None) -> TableCell:
+    if value is None:
+        return TableCell("not applicable")
+    return TableCell("yes", Tone.GOOD) if value else TableCell("no", Tone.BAD)

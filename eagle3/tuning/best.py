@@ -12,9 +12,6 @@ from eagle3.provenance import write_yaml
 from eagle3.tuning.finalists import Outcome
 from eagle3.tuning.space import Configuration
 
-# SGLang's name of the algorithm by the draft's family.
-ALGORITHMS = {"eagle": "EAGLE", "eagle3": "EAGLE3"}
-
 
 @dataclass(frozen=True)
 class BestParameters:
@@ -23,15 +20,6 @@ class BestParameters:
     name: str
     configuration: Configuration
     tuned: bool  # False: it is one of the defaults
-
-
-def sglang_flags(configuration: Configuration, family: str, draft: Path) -> str:
-    """The configuration as options of `sglang.launch_server`."""
-    return (
-        f"--speculative-algorithm {ALGORITHMS[family]} --speculative-draft-model-path {draft.as_posix()} "
-        f"--speculative-num-steps {configuration.num_steps} --speculative-eagle-topk {configuration.topk} "
-        f"--speculative-num-draft-tokens {configuration.num_draft_tokens}"
-    )
 
 
 def write_best(

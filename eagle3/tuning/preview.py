@@ -39,6 +39,7 @@ def describe_plan(
         f"num_draft_tokens  2 to {space.max_num_draft_tokens}; num_steps + 1 for topk 1",
         f"draft_dtype       {', '.join(space.draft_dtypes)}",
         f"threads           {', '.join(str(number) if number else 'all' for number in space.threads)}",
+        f"backends          {', '.join(space.backends)}",
         f"{len(configurations)} feasible configurations, {chains} of them chains",
         f"first: {', '.join(f'{space.label(item)} ({name})' for name, item in first)}",
         f"each trial: {len(prompts)} prompts with {answers} answers, and vanilla's beside them",

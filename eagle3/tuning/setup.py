@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,13 @@ import torch
 
 from eagle3 import paths
 from eagle3.config import HeadMethod, Settings
-from eagle3.measure.bench import evaluated_target
+from eagle3.measure.bench import Bench, evaluated_target
 from eagle3.measure.evaluation import code_digest
 from eagle3.measure.prompts import task_prompts
 from eagle3.measure.rendering import ChatRenderer
 from eagle3.measure.settings import EvaluationSettings
 from eagle3.provenance import fingerprint_machine, hash_object, hash_tree
+from eagle3.serving.bench import ServedBench
 from eagle3.tuning.finalists import Finalist, Outcome, choose_finalists, decide
 from eagle3.tuning.space import VANILLA_LIKE, Configuration, Space
 from eagle3.tuning.study import Study, ranked
@@ -43,15 +45,24 @@ class Session:
 
     @classmethod
     def open(
-        cls, settings: Settings, name: str, storage: str, sampler: str, seed: int, device: str
+        cls,
+        settings: Settings,
+        name: str,
+        storage: str,
+        sampler: str,
+        seed: int,
+        device: str,
+        stack: ExitStack,
     ) -> "Session":
         """Load the target, and make or resume the study. To be called while holding the timing lock.
+
+        `stack` ends the servers of a served sweep.
 
         Raises:
             ValueError: if something is missing, or the study was measured under other conditions.
         """
         space, marks = make_space(settings), fingerprint(settings)
-        bench = load_workbench(settings, device)
+        bench = load_workbench(settings, device, stack)
         workload = tuning_workload(settings, bench)
         identity = identity_of(settings, space, workload, marks)
         study = Study.open(name, storage, space, identity, sampler, seed)
@@ -110,11 +121,11 @@ def default_configurations(settings: Settings, space: Space) -> dict[str, Config
     """What a winner has to beat: well-known trees, and those that params.yaml evaluates with these drafts."""
     found = space.known()
     for method in settings.evaluate.methods:
-        if not isinstance(method, HeadMethod) or method.backend != "kernels":
+        if not isinstance(method, HeadMethod):
             continue
         tree = method.tree
         shape = (tree.num_steps, tree.topk, tree.num_draft_tokens)
-        configuration = replace(space.default(shape), draft=method.draft)
+        configuration = replace(space.default(shape), draft=method.draft, backend=method.backend)
         if space.contains(configuration):
             found[f"{method.name} of params.yaml"] = configuration
     return found
@@ -146,10 +157,13 @@ def grid_trials(settings: Settings, space: Space) -> Named:
     return [("grid", point) for point in points]
 
 
-def load_workbench(settings: Settings, device: str) -> Workbench:
+def load_workbench(settings: Settings, device: str, stack: ExitStack) -> Workbench:
     """The target as params.yaml evaluates it, ready to make decoders."""
     target = evaluated_target(settings.evaluate, device)
-    return Workbench(target, paths.DRAFTS, len(settings.sweep.space.threads) > 1)
+    bench = Bench(target, paths.DRAFTS, target.dtype)
+    if settings.sweep.engine != "native":
+        bench = ServedBench.start(settings, settings.sweep.engine, target, stack)
+    return Workbench(bench, len(settings.sweep.space.threads) > 1)
 
 
 def tuning_workload(settings: Settings, bench: Workbench) -> Workload:
@@ -163,11 +177,12 @@ def tuning_workload(settings: Settings, bench: Workbench) -> Workload:
 
 
 def fingerprint(settings: Settings) -> dict[str, Any]:
-    """Machine, target and drafts that times belong to; `best.read_best` compares it with the file's."""
+    """Machine, target, drafts and engine that times belong to; `best.read_best` compares them."""
     return {
         "machine": fingerprint_machine(),
         "target": hash_tree(paths.TARGET),
         "drafts": {name: hash_tree(paths.DRAFTS / name) for name in settings.sweep.space.drafts},
+        "engine": settings.sweep.engine,
     }
 
 

@@ -5,6 +5,7 @@ more drafted tokens than it has levels, or as many: with fewer, the deepest leve
 same tree with fewer levels is the same at less cost.
 """
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -26,6 +27,7 @@ class Configuration:
     num_draft_tokens: int
     draft_dtype: str
     threads: int
+    backend: str = "kernels"  # what computes the draft: see `config.HeadMethod`
 
     @property
     def tree(self) -> dict[str, int]:
@@ -66,6 +68,7 @@ class Space:
     max_num_draft_tokens: int
     draft_dtypes: tuple[str, ...]
     threads: tuple[int, ...]
+    backends: tuple[str, ...] = ("kernels",)
 
     def configurations(self) -> Iterator[Configuration]:
         """Every configuration once."""
@@ -75,10 +78,12 @@ class Space:
             for topk in range(1, self.max_topk + 1)
             for tokens in self.budgets(steps, topk)
         ]
-        for draft in self.drafts:
-            for dtype in self.draft_dtypes:
-                for threads in self.threads:
-                    yield from (Configuration(draft, *tree, dtype, threads) for tree in trees)
+        for draft, dtype, threads, backend in self._options():
+            yield from (Configuration(draft, *tree, dtype, threads, backend) for tree in trees)
+
+    def _options(self) -> Iterator[tuple[str, str, int, str]]:
+        """Every choice of draft, dtype, threads and backend."""
+        return itertools.product(self.drafts, self.draft_dtypes, self.threads, self.backends)
 
     def budgets(self, num_steps: int, topk: int) -> range:
         """Token budgets of the trees with these levels and branching."""
@@ -90,6 +95,7 @@ class Space:
             configuration.draft in self.drafts
             and configuration.draft_dtype in self.draft_dtypes
             and configuration.threads in self.threads
+            and configuration.backend in self.backends
             and 1 <= configuration.num_steps <= self.max_num_steps
             and 1 <= configuration.topk <= self.max_topk
             and configuration.num_draft_tokens in self.budgets(configuration.num_steps, configuration.topk)
@@ -97,7 +103,7 @@ class Space:
 
     def default(self, tree: tuple[int, int, int]) -> Configuration:
         """A tree with the first draft and the first of every option."""
-        return Configuration(self.drafts[0], *tree, self.draft_dtypes[0], self.threads[0])
+        return Configuration(self.drafts[0], *tree, self.draft_dtypes[0], self.threads[0], self.backends[0])
 
     def known(self) -> dict[str, Configuration]:
         """The well-known trees that lie in the space, by name."""
@@ -109,10 +115,8 @@ class Space:
     ) -> list[Configuration]:
         """The configurations at the given points, chains with the budget that follows; without repetition."""
         points = (
-            Configuration(draft, steps, width, steps + 1 if width == 1 else tokens, dtype, threads)
-            for draft in self.drafts
-            for dtype in self.draft_dtypes
-            for threads in self.threads
+            Configuration(draft, steps, width, steps + 1 if width == 1 else tokens, dtype, threads, backend)
+            for draft, dtype, threads, backend in self._options()
             for steps in num_steps
             for width in topk
             for tokens in num_draft_tokens
@@ -128,6 +132,8 @@ class Space:
             parts.append(configuration.draft_dtype)
         if len(self.threads) > 1:
             parts.append(f"{configuration.threads} threads")
+        if len(self.backends) > 1:
+            parts.append(configuration.backend)
         return " ".join(parts)
 
     def suggest(self, trial: optuna.Trial, always_fill: bool = False) -> Configuration:
@@ -149,6 +155,7 @@ class Space:
             budget_at(self.budgets(steps, topk), fill),
             _choose(trial, "draft_dtype", self.draft_dtypes),
             _choose(trial, "threads", self.threads),
+            _choose(trial, "backend", self.backends),
         )
 
     def parameters(self, configuration: Configuration, always_fill: bool = False) -> dict[str, Any]:
@@ -162,6 +169,7 @@ class Space:
             ("draft", self.drafts),
             ("draft_dtype", self.draft_dtypes),
             ("threads", self.threads),
+            ("backend", self.backends),
         ):
             if len(options) > 1:
                 values[key] = getattr(configuration, key)

@@ -1,8 +1,7 @@
 """What a sweep measures with: decoders over one target, whose drafts are loaded when first needed."""
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -10,9 +9,6 @@ from eagle3.decoding.generation import Decoder, Generation
 from eagle3.decoding.sampling import Sampling
 from eagle3.measure.bench import Bench
 from eagle3.tuning.space import Configuration
-
-if TYPE_CHECKING:
-    from eagle3.models.target import Target
 
 
 class WithThreads:
@@ -31,14 +27,13 @@ class WithThreads:
 class Workbench:
     """Makes decoders over one target; the drafts are shared between them."""
 
-    def __init__(self, target: "Target", drafts: Path, vary_threads: bool) -> None:
+    def __init__(self, bench: Bench, vary_threads: bool) -> None:
         """
         Args:
-            drafts: the folder of the drafts' folders.
             vary_threads: whether configurations differ in threads; vanilla keeps the current number.
         """
-        self.target = target
-        self._bench, self._vary_threads = Bench(target, drafts, target.dtype), vary_threads
+        self.target = bench.target
+        self._bench, self._vary_threads = bench, vary_threads
         self._threads = torch.get_num_threads()
 
     def vanilla(self) -> Decoder:

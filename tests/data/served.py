@@ -1,4 +1,4 @@
-"""A server with the two protocols that regeneration speaks, over a tiny target; it fails when told to."""
+"""A server with the two engines' protocols over a tiny target, streams included; it fails when told to."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from eagle3.decoding.generation import Decoder, Generation
 from eagle3.decoding.sampling import Sampling
 from eagle3.decoding.vanilla import VanillaDecoder
 from eagle3.models.target import Target
 
 
 class Server(ThreadingHTTPServer):
-    """Answers by vanilla decoding.
+    """Answers with `decoder`, vanilla where none is given; a stream has a piece for every round.
 
     `fail` requests are answered with 503 first, `hang_up` further ones by closing the connection; `most` is
     the largest number of requests that were in flight together.
@@ -23,9 +24,11 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, target: Target, protocol: str) -> None:
+    def __init__(self, target: Target, protocol: str, decoder: Decoder | None = None) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.target, self.protocol = target, protocol
+        self.protocol = protocol
+        self.decoder = decoder or VanillaDecoder(target)
+        self.verifications = self.generated = 0
         self.fail, self.hang_up, self.token_ids = 0, 0, True
         self.seen: list[dict[str, Any]] = []
         self.running, self.most = 0, 0
@@ -44,6 +47,12 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer({"model_path": "tiny"})
         elif self.path == "/v1/models" and self.server.protocol == "openai":
             self._answer({"data": [{"id": "tiny"}]})
+        elif self.path == "/server_info" and self.server.protocol == "sglang":
+            self._answer({"version": "0.0.sglang", "internal_states": [{"avg_spec_accept_length": 1.5}]})
+        elif self.path == "/version" and self.server.protocol == "openai":
+            self._answer({"version": "0.0.vllm"})
+        elif self.path == "/metrics":
+            self._metrics()
         else:
             self._answer({}, 404)
 
@@ -76,9 +85,14 @@ class _Handler(BaseHTTPRequestHandler):
         sampling = Sampling(values["temperature"], max(values["top_k"], 0), values["top_p"], seed)
         limit = values["max_new_tokens"] if sglang else values["max_tokens"]
         with server.decoding:
-            generation = VanillaDecoder(server.target).generate(
+            generation = server.decoder.generate(
                 body["input_ids"] if sglang else body["prompt"], limit, sampling
             )
+            server.verifications += len(generation.rounds)
+            server.generated += len(generation.token_ids)
+        if body.get("stream"):
+            self._stream(generation, sglang)
+            return
         tokens, reason = list(generation.token_ids), generation.finish_reason
         if sglang:
             finish = {"type": reason, **({"matched": tokens[-1]} if reason == "stop" else {})}
@@ -86,6 +100,51 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             ids = tokens if server.token_ids else None
             self._answer({"choices": [{"token_ids": ids, "finish_reason": reason}]})
+
+    def _stream(self, generation: Generation, sglang: bool) -> None:
+        """A piece for the prefill's token and one for every round, in the engine's own form."""
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        tokens, reason = list(generation.token_ids), generation.finish_reason
+        rounds = generation.rounds
+        pieces = [1, *(generation.acceptance_lengths or (1,) * (len(tokens) - 1))]
+        histogram = [0] * 9
+        done = 0
+        for number, piece in enumerate(pieces):
+            fresh, last = tokens[done : done + piece], number == len(pieces) - 1
+            done += piece
+            if not sglang:
+                self._event({"choices": [{"token_ids": fresh, "finish_reason": reason if last else None}]})
+                continue
+            finish = {"type": reason, **({"matched": tokens[-1]} if reason == "stop" else {})}
+            meta: dict[str, Any] = {"completion_tokens": done, "finish_reason": finish if last else None}
+            if rounds:
+                histogram[rounds[number - 1].accepted] += number > 0
+                if last:
+                    meta |= {"spec_verify_ct": number, "spec_correct_drafts_histogram": list(histogram)}
+            # As SGLang, which passes a list that may have grown since: the count is what holds.
+            self._event({"output_ids": tokens[: done + 1], "meta_info": meta})
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def _event(self, values: dict[str, Any]) -> None:
+        self.wfile.write(f"data: {json.dumps(values)}\n\n".encode())
+        self.wfile.flush()
+
+    def _metrics(self) -> None:
+        server = self.server
+        names = ("vllm:spec_decode_num_drafts_total", "vllm:generation_tokens_total")
+        if server.protocol == "sglang":
+            names = ("sglang:spec_verify_calls_total", "sglang:generation_tokens_total")
+        content = (
+            f'# HELP of a counter\n{names[0]}{{model="tiny"}} {server.verifications}.0\n'
+            f"{names[1]} {server.generated}.0\n"
+            'vllm:spec_decode_num_accepted_tokens_per_pos_total{model="tiny",position="1"} 3.0\n'
+        ).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
 
     def _answer(self, values: dict[str, Any], status: int = 200) -> None:
         content = json.dumps(values).encode()
@@ -99,9 +158,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(target: Target, protocol: str) -> Iterator[Server]:
+def serving(target: Target, protocol: str, decoder: Decoder | None = None) -> Iterator[Server]:
     """A running server, stopped at the end."""
-    server = Server(target, protocol)
+    server = Server(target, protocol, decoder)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:

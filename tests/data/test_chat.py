@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from eagle3.data.chat import (
     conversation,
+    encode,
     next_turn_ids,
     render_conversation,
     render_prompt,
     render_text,
     template_source,
-    user_turn_prefix,
     user_turn_text,
 )
 from tests.data.tiny_tokenizer import CHATML, chatml_tokenizer
@@ -96,17 +96,18 @@ def test_system_message_the_template_refuses_is_a_value_error() -> None:
         render_prompt(chatml_tokenizer(strict), conversation(["hi"], system="x"))
 
 
-def test_user_turn_prefix_ends_where_the_user_speaks() -> None:
-    prefix = user_turn_prefix(TOKENIZER, "Be short.")
-    assert TOKENIZER.decode(prefix) == "<|im_start|>system\nBe short.<|im_end|>\n<|im_start|>user\n"
+def test_the_text_before_a_user_turn_ends_where_the_user_speaks() -> None:
+    text = user_turn_text(TOKENIZER, "Be short.")
+    assert text == "<|im_start|>system\nBe short.<|im_end|>\n<|im_start|>user\n"
     full = render_prompt(TOKENIZER, conversation(["Name a fish"], system="Be short."))
+    prefix = encode(TOKENIZER, text)
     assert full[: len(prefix)] == prefix
     assert "You are a helpful assistant." in user_turn_text(TOKENIZER)
 
 
 def test_user_turn_after_an_answer_starts_like_the_rendered_second_turn() -> None:
     first = conversation(["one"], ["a"])
-    prefix = user_turn_prefix(TOKENIZER, before=first)
+    prefix = encode(TOKENIZER, user_turn_text(TOKENIZER, before=first))
     full = render_prompt(TOKENIZER, conversation(["one", "two"], ["a"]))
     assert full[: len(prefix)] == prefix
     assert TOKENIZER.decode(full[len(prefix) :]).startswith("two<|im_end|>")
@@ -114,7 +115,7 @@ def test_user_turn_after_an_answer_starts_like_the_rendered_second_turn() -> Non
 
 def test_template_without_the_users_text_cannot_start_a_user_turn() -> None:
     with pytest.raises(ValueError, match="does not copy the user's text"):
-        user_turn_prefix(chatml_tokenizer("{{ 'fixed' }}"))
+        user_turn_text(chatml_tokenizer("{{ 'fixed' }}"))
 
 
 def test_base_model_gets_the_plain_template() -> None:

@@ -128,19 +128,42 @@ def write_optional(reports: Path) -> None:
         {**row("a", "all", 1.49), "name": "5 / 4 / 8", "tuned": False},
         {**row("a", "all", 0.91), "name": "5 / 8 / 64", "tuned": False},
     ]
+    spread = {"median": 80.2, "p95": 91.0}
+
+    def level(concurrency: int, tau: float | None) -> dict[str, Any]:
+        return {
+            "concurrency": concurrency,
+            "tokens_per_second": 21.4,
+            "time_to_first_token_ms": spread,
+            "time_per_output_token_ms": None if concurrency > 1 else spread,
+            "tau": tau,
+            "counters": {"agree": concurrency == 1},
+        }
+
+    agreement = {"tokens_equal": True, "acceptance_equal": False, "hidden_states_equal": None}
     engines = {
         "sglang": {
             "version": "0.5.23",
+            "dtype": "float32",
+            "timed": False,
             "prompts": 16,
-            "tokens_equal": 16,
-            "acceptance_equal": 15,
-            "hidden_states_equal": True,
-            "experiments": {
-                "vanilla": {"tokens_per_second": 21.4, "ttft_ms": 80.2, "tau": 1.0},
-                "eagle3": {"tokens_per_second": 33.0, "ttft_ms": 91.0, "tau": 2.2},
-            },
+            **agreement,
+            "experiments": [
+                {"name": "vanilla", "levels": [level(1, None)]},
+                {"name": "eagle3", "levels": [level(1, 2.2), level(4, 2.2)]},
+            ],
         },
-        "vllm": {"version": "0.11", "prompts": 16, "tokens_equal": True, "acceptance_equal": True},
+        "vllm": {
+            "version": "0.11",
+            "dtype": "float32",
+            "timed": True,
+            "prompts": 16,
+            **agreement,
+            "experiments": [
+                {"name": "vanilla", "levels": [level(1, None)]},
+                {"name": "eagle", "unavailable": "no bias in fc\nsecond line"},
+            ],
+        },
     }
     contents = {
         "ablation": {"results": ablation},

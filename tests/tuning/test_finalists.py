@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from eagle3.decoding.tree import TreeShape
-from eagle3.tuning.best import read_best, sglang_flags, write_best
+from eagle3.tuning.best import read_best, write_best
 from eagle3.tuning.finalists import Finalist, choose_finalists, decide, paired_speedup
 from eagle3.tuning.space import Configuration, Space
 from tests.tuning.fakes import measurement
@@ -109,8 +109,7 @@ def test_best_parameters_are_read_back_for_the_same_machine_and_draft_only(tmp_p
         table(seconds, [value * 1.2 for value in seconds]),
         0,
     )
-    flags = sglang_flags(TUNED, "eagle3", Path("models/drafts/eagle3"))
-    write_best(path, outcome, flags, MARKS, "python experiments/sweep.py")
+    write_best(path, outcome, "--speculative-algorithm EAGLE3", MARKS, "python experiments/sweep.py")
     best = read_best(path, MARKS)
     assert (best.configuration, best.tuned) == (TUNED, True)
     TreeShape(**best.configuration.tree)
@@ -123,11 +122,3 @@ def test_best_parameters_are_read_back_for_the_same_machine_and_draft_only(tmp_p
         read_best(path, MARKS)
     with pytest.raises(ValueError, match=r"run python experiments/sweep\.py first"):
         read_best(tmp_path / "none.yaml", MARKS)
-
-
-def test_flags_are_sglangs() -> None:
-    assert sglang_flags(CHAIN, "eagle3", Path("models/drafts/eagle3")) == (
-        "--speculative-algorithm EAGLE3 --speculative-draft-model-path models/drafts/eagle3 "
-        "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4"
-    )
-    assert "--speculative-algorithm EAGLE " in sglang_flags(CHAIN, "eagle", Path("x"))

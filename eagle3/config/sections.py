@@ -1,0 +1,24 @@
+"""What the sections of params.yaml are made of."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Count = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[int, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+Positive = Annotated[float, Field(gt=0)]
+Temperature = Annotated[float, Field(ge=0)]
+TopP = Annotated[float, Field(gt=0, le=1)]
+Dtype = Literal["float32", "bfloat16", "float16"]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
+Text = Annotated[str, Field(min_length=1)]
+Url = Annotated[str, Field(pattern=r"^https?://")]
+Backend = Literal["kernels", "torch", "compile"]  # what computes a draft
+Engine = Literal["native", "sglang", "vllm"]  # what decodes
+
+
+class Section(BaseModel):
+    """A part of params.yaml: immutable, no unknown keys, no NaN, and no guessing at types."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)

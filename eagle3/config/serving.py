@@ -1,0 +1,60 @@
+"""Servers of SGLang and vLLM."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from eagle3.config.methods import TreeSettings
+from eagle3.config.sections import Count, Name, Positive, Section, Text, Url
+
+
+class EngineSettings(Section):
+    """A serving engine in an environment of its own.
+
+    ``options`` are further flags in the engine's names, ``environment`` further variables; ``urls`` names
+    servers that run already by the experiment (or method) that they serve, for which nothing is started.
+    ``timed`` false keeps times out of the report, where kernels are stand-ins.
+    """
+
+    python: Text
+    timed: bool
+    options: dict[str, bool | int | float | str | tuple[int | float | str, ...] | None]
+    environment: dict[str, str]
+    urls: dict[Name, Url]
+
+
+class ServedExperiment(Section):
+    """What one server serves: vanilla, or a draft with a tree; engines that draft chains take its levels."""
+
+    name: Name
+    draft: Name | None
+    tree: TreeSettings | None
+    compile: bool
+
+    @model_validator(mode="after")
+    def _draft_and_tree_go_together(self) -> Self:
+        if (self.draft is None) != (self.tree is None):
+            raise ValueError(
+                f"experiment {self.name!r} has draft {self.draft!r} and tree {self.tree!r}: give both, or "
+                "null for both to serve vanilla"
+            )
+        return self
+
+
+class ServingSettings(Section):
+    """Servers: where they listen, and what experiments/serving.py measures of them."""
+
+    host: Text
+    port: Annotated[int, Field(ge=0, le=65535)]  # 0: a free one
+    start_timeout: Positive  # seconds
+    tasks: Annotated[tuple[Name, ...], Field(min_length=1)]
+    prompts_per_task: Count
+    max_new_tokens: Annotated[int, Field(ge=2)]
+    concurrency: Annotated[tuple[Count, ...], Field(min_length=1)]
+    experiments: Annotated[tuple[ServedExperiment, ...], Field(min_length=1)]
+    sglang: EngineSettings
+    vllm: EngineSettings
+
+    def engine(self, name: Literal["sglang", "vllm"]) -> EngineSettings:
+        """The settings of an engine."""
+        return self.sglang if name == "sglang" else self.vllm

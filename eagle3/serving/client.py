@@ -1,0 +1,180 @@
+"""A client that streams token ids and notes when each piece of an answer came."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import requests
+import torch
+from torch import Tensor
+
+from eagle3.decoding.sampling import Sampling
+from eagle3.serving.engines import Engine
+from eagle3.serving.protocol import OPENAI_PATH, SGLANG_PATH, openai_body, sglang_body
+from eagle3.serving.server import ServerError
+
+_TIMEOUT = (10.0, 600.0)  # seconds to connect, and between two pieces of an answer
+_POSITION = re.compile(r'position="(\d+)"')  # the label of vLLM's counter by draft position
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """One streamed answer.
+
+    The engines send what a step of theirs gave as one piece: the prefill's token first, then the tokens of
+    each verification (or one token a step, without a draft). Pieces that arrive together count as one.
+    """
+
+    token_ids: tuple[int, ...]
+    finish_reason: str  # "stop" or "length"
+    pieces: tuple[int, ...]  # tokens of each piece
+    arrivals: tuple[float, ...]  # seconds from the request to each piece
+    meta: dict[str, Any]  # SGLang's meta_info of the whole answer; empty for vLLM
+
+    @property
+    def time_to_first_token(self) -> float:
+        """Seconds."""
+        return self.arrivals[0]
+
+    @property
+    def decode_seconds(self) -> float:
+        """From the first token to the last."""
+        return self.arrivals[-1] - self.arrivals[0]
+
+    @property
+    def produced(self) -> tuple[int, ...]:
+        """Tokens of each step after the prefill."""
+        return self.pieces[1:]
+
+
+class Client:
+    """One server."""
+
+    def __init__(self, engine: Engine, url: str) -> None:
+        self.engine, self.url = engine, url.rstrip("/")
+        self._session = requests.Session()
+        self._model = "" if engine == "sglang" else self._get("/v1/models").json()["data"][0]["id"]
+
+    def stream(self, ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Streamed:
+        """Answer a prompt of token ids.
+
+        Raises:
+            ValueError: if the server refuses the request.
+            ServerError: if it breaks off, or sends no token ids.
+        """
+        sglang = self.engine == "sglang"
+        if sglang:
+            path, body = SGLANG_PATH, sglang_body(ids, max_new_tokens, sampling)
+        else:
+            path, body = OPENAI_PATH, openai_body(self._model, ids, max_new_tokens, sampling)
+        tokens: list[int] = []
+        pieces: list[int] = []
+        arrivals: list[float] = []
+        reason, meta = "", {}
+        began = time.perf_counter()
+        for event in self._events(path, {**body, "stream": True}):
+            now = time.perf_counter() - began
+            fresh, ended = [], ""
+            if sglang:
+                # SGLang repeats the whole answer in every event; its number of tokens is the event's own.
+                meta = event["meta_info"]
+                fresh = event["output_ids"][len(tokens) : meta["completion_tokens"]]
+                finish = meta["finish_reason"] or {}
+                ended, matched = finish.get("type", ""), finish.get("matched")
+                if isinstance(matched, int) and [*tokens, *fresh][-1:] != [matched]:
+                    fresh = [*fresh, matched]  # the end token, where the server leaves it out
+            elif event["choices"]:  # else the usage, which some servers always send last
+                choice = event["choices"][0]
+                fresh, ended = choice["token_ids"] or [], choice["finish_reason"] or ""
+            tokens += fresh
+            reason = ended or reason
+            if fresh:
+                pieces.append(len(fresh))
+                arrivals.append(now)
+        if not tokens or reason not in ("stop", "length"):
+            raise ServerError(
+                f"{self.url} broke an answer off after {len(tokens)} tokens ({reason or 'no reason'})"
+            )
+        return Streamed(tuple(tokens), reason, tuple(pieces), tuple(arrivals), dict(meta))
+
+    def hidden_states(self, ids: Sequence[int]) -> Tensor:
+        """What SGLang captured of a prompt for its EAGLE-3 draft, side by side, [T, n * H].
+
+        The server needs --enable-return-hidden-states, and --disable-radix-cache: of a prefix that it has
+        cached it returns nothing.
+
+        Raises:
+            ServerError: if the answer has none.
+        """
+        body = {**sglang_body(ids, 1, Sampling()), "return_hidden_states": True}
+        states = self._post(SGLANG_PATH, body).json()["meta_info"].get("hidden_states")
+        if not states:
+            raise ServerError(
+                f"{self.url} returns no hidden states: start it with --enable-return-hidden-states"
+            )
+        return torch.tensor(states[0], dtype=torch.float32)
+
+    def version(self) -> str:
+        """The engine's own version."""
+        if self.engine == "sglang":
+            return str(self._get("/server_info").json()["version"])
+        return str(self._get("/version").json()["version"])
+
+    def server_info(self) -> dict[str, Any]:
+        """SGLang's /server_info: its settings and averages."""
+        values: dict[str, Any] = self._get("/server_info").json()
+        return values
+
+    def prometheus(self) -> dict[str, float]:
+        """/metrics as name -> sum over all label sets; of vLLM's per-position counter, name[position]."""
+        totals: dict[str, float] = {}
+        for line in self._get("/metrics").text.splitlines():
+            if not line or line.startswith("#"):
+                continue
+            name, _, value = line.rpartition(" ")
+            name, _, labels = name.partition("{")
+            if position := _POSITION.search(labels):
+                name += f"[{position[1]}]"
+            totals[name] = totals.get(name, 0.0) + float(value)
+        return totals
+
+    def _events(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Server-sent events, decoded."""
+        with self._post(path, body, stream=True) as response:
+            try:
+                for line in response.iter_lines():
+                    if not line.startswith(b"data:"):
+                        continue
+                    data = line[len(b"data:") :].strip()
+                    if data == b"[DONE]":
+                        continue  # to the end of the response, so that the connection can be used again
+                    event = json.loads(data)
+                    if "error" in event:
+                        raise ServerError(f"{self.url}: {event['error']}")
+                    yield event
+            except requests.RequestException as error:
+                raise ServerError(f"{self.url} broke an answer off: {type(error).__name__}") from error
+
+    def _post(self, path: str, body: dict[str, Any], stream: bool = False) -> requests.Response:
+        try:
+            response = self._session.post(self.url + path, json=body, timeout=_TIMEOUT, stream=stream)
+        except requests.RequestException as error:
+            raise ServerError(f"{self.url} does not answer: {type(error).__name__}") from error
+        if response.status_code >= requests.codes.server_error:
+            raise ServerError(f"{self.url}: status {response.status_code}: {response.text[:300]}")
+        if response.status_code != requests.codes.ok:
+            raise ValueError(f"{self.url} refuses a request: {response.text[:300]}")
+        return response
+
+    def _get(self, path: str) -> requests.Response:
+        try:
+            response = self._session.get(self.url + path, timeout=_TIMEOUT)
+            response.raise_for_status()
+        except requests.RequestException as error:
+            raise ServerError(f"{self.url}{path} does not answer: {error}") from error
+        return response

@@ -1,0 +1,174 @@
+"""Command lines of SGLang and vLLM servers, from what they are to serve.
+
+Flag names are those of SGLang 0.5.23 and vLLM 0.32. Names that people still copy from older pages are
+translated, with a warning, where the translation keeps their meaning.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+Engine = Literal["sglang", "vllm"]
+Option = bool | int | float | str | Sequence[int | float | str] | None
+
+# SGLang's name of the algorithm by the draft's family.
+ALGORITHMS = {"eagle": "EAGLE", "eagle3": "EAGLE3"}
+# Old option -> the options it stands for now; None keeps the value given.
+_TRANSLATED: dict[Engine, dict[str, dict[str, Option]]] = {
+    "sglang": {
+        "cuda-graph-max-bs": {"cuda-graph-max-bs-decode": None},
+        "cuda-graph-bs": {"cuda-graph-bs-decode": None},
+        "disable-cuda-graph": {
+            "cuda-graph-backend-decode": "disabled",
+            "cuda-graph-backend-prefill": "disabled",
+        },
+        "speculative-draft-model": {"speculative-draft-model-path": None},
+    },
+    "vllm": {},
+}
+# Options that follow from the rest of params.yaml; given a second time, they could contradict it.
+_OWN: dict[Engine, tuple[str, ...]] = {
+    "sglang": (
+        "model-path",
+        "model",
+        "host",
+        "port",
+        "dtype",
+        "enable-metrics",
+        "enable-torch-compile",
+        "speculative-algorithm",
+        "speculative-draft-model-path",
+        "speculative-num-steps",
+        "speculative-eagle-topk",
+        "speculative-num-draft-tokens",
+    ),
+    "vllm": ("model", "host", "port", "dtype", "enforce-eager", "speculative-config"),
+}
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """A draft and the tree it is asked for, in SGLang's names."""
+
+    family: str  # "eagle" or "eagle3"
+    draft: Path
+    num_steps: int
+    topk: int
+    num_draft_tokens: int
+
+
+@dataclass(frozen=True)
+class Service:
+    """What a server is to serve, and how."""
+
+    target: Path
+    dtype: str
+    speculation: Speculation | None = None  # None: vanilla
+    compiled: bool = False  # the models through torch.compile
+
+
+def command(
+    engine: Engine, python: Path, service: Service, host: str, port: int, options: Mapping[str, Option]
+) -> list[str]:
+    """The command that starts the server.
+
+    Args:
+        python: of the environment that has the engine.
+        options: further options in the engine's names, without the leading dashes (see `as_flags`).
+
+    Raises:
+        ValueError: for a tree that the engine cannot draft, or an option that params.yaml sets elsewhere.
+    """
+    for name in options:
+        if name in _OWN[engine]:
+            raise ValueError(
+                f"serving.{engine}.options.{name}: follows from the rest of params.yaml; take it out"
+            )
+    make = _sglang if engine == "sglang" else _vllm
+    module, flags = make(service)
+    return [str(python), "-m", module, *as_flags({**flags, "host": host, "port": port, **options})]
+
+
+def sglang_flags(speculation: Speculation) -> str:
+    """The draft and its tree as options of `sglang.launch_server`, ready to paste."""
+    return " ".join(as_flags(_speculative(speculation)))
+
+
+def translate(
+    engine: Engine, options: Mapping[str, Option], warn: Callable[[str], None]
+) -> dict[str, Option]:
+    """The options under the names that the engine takes today; `warn` hears of every one that changed.
+
+    Underscores are dashes, and leading dashes are dropped.
+    """
+    result: dict[str, Option] = {}
+    for given, value in options.items():
+        name = given.lstrip("-").replace("_", "-")
+        renamed = _TRANSLATED[engine].get(name)
+        if renamed is None:
+            result[name] = value
+        elif value is not False:
+            result |= {new: value if fixed is None else fixed for new, fixed in renamed.items()}
+            warn(f"serving.{engine}.options.{given} is now {', '.join(renamed)}; translated")
+    return result
+
+
+def as_flags(options: Mapping[str, Option]) -> list[str]:
+    """{"a": 1, "b": True, "c": [1, 2]} -> --a 1 --b --c 1 2; False and None are left out."""
+    flags: list[str] = []
+    for name, value in options.items():
+        if value is None or value is False:
+            continue
+        flags.append(f"--{name}")
+        if isinstance(value, list | tuple):
+            flags += [str(item) for item in value]
+        elif value is not True:
+            flags.append(str(value))
+    return flags
+
+
+def _sglang(service: Service) -> tuple[str, dict[str, Option]]:
+    flags: dict[str, Option] = {
+        "model-path": service.target.as_posix(),
+        "dtype": service.dtype,
+        "enable-metrics": True,
+        "enable-torch-compile": service.compiled,
+    }
+    if service.speculation is not None:
+        flags |= _speculative(service.speculation)
+    return "sglang.launch_server", flags
+
+
+def _speculative(speculation: Speculation) -> dict[str, Option]:
+    return {
+        "speculative-algorithm": ALGORITHMS[speculation.family],
+        "speculative-draft-model-path": speculation.draft.as_posix(),
+        "speculative-num-steps": speculation.num_steps,
+        "speculative-eagle-topk": speculation.topk,
+        "speculative-num-draft-tokens": speculation.num_draft_tokens,
+    }
+
+
+def _vllm(service: Service) -> tuple[str, dict[str, Option]]:
+    flags: dict[str, Option] = {
+        "model": service.target.as_posix(),
+        "dtype": service.dtype,
+        "enforce-eager": not service.compiled,
+    }
+    speculation = service.speculation
+    if speculation is not None:
+        if speculation.topk != 1:
+            raise ValueError(
+                f"vLLM drafts chains only, and topk {speculation.topk} is asked: use topk 1, or SGLang"
+            )
+        config: dict[str, Any] = {
+            "method": speculation.family,
+            "model": speculation.draft.as_posix(),
+            "num_speculative_tokens": speculation.num_steps,
+        }
+        flags["speculative-config"] = json.dumps(config)
+    return "vllm.entrypoints.openai.api_server", flags

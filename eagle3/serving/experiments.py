@@ -1,0 +1,239 @@
+"""The experiments of params.yaml on one engine: latency, throughput, acceptance, agreement."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eagle3 import paths
+from eagle3.config import ServedExperiment, Settings
+from eagle3.decoding.eagle_drafter import EagleDrafter
+from eagle3.decoding.engine import SpeculativeDecoder
+from eagle3.decoding.generation import Decoder
+from eagle3.decoding.tree import TreeShape
+from eagle3.decoding.vanilla import VanillaDecoder
+from eagle3.measure.lock import timing_lock
+from eagle3.measure.prompts import task_prompts
+from eagle3.measure.rendering import ChatRenderer
+from eagle3.models.checkpoint import load_draft
+from eagle3.models.target import Target
+from eagle3.provenance import fingerprint_code, fingerprint_machine, hash_tree, write_json
+from eagle3.serving.agreement import STATE_TOLERANCE, agree, state_difference
+from eagle3.serving.bench import Servers, speculation_of
+from eagle3.serving.client import Client
+from eagle3.serving.engines import Engine, Speculation
+from eagle3.serving.load import answer_all
+from eagle3.serving.metrics import reconcile, summarise
+from eagle3.tracking import Tracker
+
+Prompts = list[tuple[str, list[int]]]  # name and token ids
+# SGLang returns the states that a draft reads when started with these; of cached prefixes it returns none.
+_STATES_OPTIONS = {"enable-return-hidden-states": True, "disable-radix-cache": True}
+
+
+def speculation_for(engine: Engine, experiment: ServedExperiment) -> Speculation | None:
+    """What an experiment asks of an engine: its tree, or for vLLM the chain of the tree's levels."""
+    if experiment.draft is None or experiment.tree is None:
+        return None
+    tree, folder = experiment.tree, paths.DRAFTS / experiment.draft
+    if engine == "vllm":
+        return speculation_of(folder, tree.num_steps, 1, tree.num_steps + 1)
+    return speculation_of(folder, tree.num_steps, tree.topk, tree.num_draft_tokens)
+
+
+def measure_engine(
+    settings: Settings, engine: Engine, experiments: Sequence[ServedExperiment], device: str
+) -> dict[str, Any]:
+    """Measure the experiments one server after the other; writes the engine's part of reports/serving.json.
+
+    An experiment whose server does not start is recorded with the reason, and the others go on.
+
+    Raises:
+        ValueError: if none could be measured.
+    """
+    wanted, dtype = settings.serving, settings.evaluate.dtype
+    target = Target.load(paths.TARGET, getattr(torch, dtype), device)
+    prompts = _prompts(settings, target)
+    rows: list[dict[str, Any]] = []
+    version = ""
+    with ExitStack() as stack:
+        stack.enter_context(timing_lock())
+        servers = stack.enter_context(Servers(wanted, engine, dtype, paths.RUNS / "serving"))
+        for experiment in experiments:
+            try:
+                speculation = speculation_for(engine, experiment)
+                url = servers.url(experiment.name, speculation, experiment.compile)
+                row = _measure(settings, engine, url, experiment, speculation, prompts, target)
+                version = row.pop("version")
+            except ValueError as error:
+                print(f"{experiment.name} on {engine}: {error}")
+                rows.append({"name": experiment.name, "unavailable": str(error)})
+            else:
+                rows.append(row)
+                print(_line(row))
+            servers.stop(experiment.name)
+        measured = [row for row in rows if "levels" in row]
+        if not measured:
+            raise ValueError(f"no experiment could be measured on {engine}; the reasons are above")
+        states = None
+        if dtype == "float32":
+            try:
+                states = _states(engine, experiments, servers, prompts, target)
+            except ValueError as error:
+                print(f"hidden states on {engine}: {error}")
+    result: dict[str, Any] = {
+        "version": version,
+        "dtype": dtype,
+        "timed": wanted.engine(engine).timed,
+        "prompts": len(prompts),
+        "max_new_tokens": wanted.max_new_tokens,
+        "tokens_equal": _all(row["agreement"] for row in measured) if dtype == "float32" else None,
+        "acceptance_equal": _all((row["agreement"] for row in measured), "acceptance_equal")
+        if dtype == "float32"
+        else None,
+        "hidden_states_equal": None if states is None else states <= STATE_TOLERANCE,
+        "hidden_state_difference": states,
+        "experiments": rows,
+        "machine": fingerprint_machine(),
+        "origin": {
+            "command": f"python experiments/serving.py measure {engine}",
+            "options": dict(wanted.engine(engine).options),
+            "environment": dict(wanted.engine(engine).environment),
+            "target": hash_tree(paths.TARGET),
+            **fingerprint_code(paths.REPORTS.resolve().parent),
+        },
+    }
+    known = json.loads(paths.SERVING.read_text(encoding="utf-8")) if paths.SERVING.is_file() else {}
+    write_json(paths.SERVING, {**known, engine: result})
+    _track(settings, engine, result)
+    print(f"{paths.SERVING} has {engine}'s part")
+    return result
+
+
+def native_decoder(target: Target, speculation: Speculation | None) -> Decoder:
+    """This project's decoder with the same draft and tree, the draft's weights in the target's dtype."""
+    if speculation is None:
+        return VanillaDecoder(target)
+    draft = load_draft(speculation.draft, target, weights=target.dtype)
+    tree = TreeShape(speculation.num_steps, speculation.topk, speculation.num_draft_tokens)
+    return SpeculativeDecoder(target, EagleDrafter(draft, tree), "native")
+
+
+def _prompts(settings: Settings, target: Target) -> Prompts:
+    """The first turns of the held-out prompts, as the native engine would decode them."""
+    wanted = settings.serving
+    renderer = ChatRenderer(target.tokenizer, target.eos_token_ids)
+    return [
+        ("/".join(prompt.key), renderer(prompt, []))
+        for prompt in task_prompts(paths.TASKS, wanted.tasks, "held_out", wanted.prompts_per_task)
+    ]
+
+
+def _measure(
+    settings: Settings,
+    engine: Engine,
+    url: str,
+    experiment: ServedExperiment,
+    speculation: Speculation | None,
+    prompts: Prompts,
+    target: Target,
+) -> dict[str, Any]:
+    """One experiment on a running server: every level of concurrency, the counters, the agreement."""
+    wanted, client = settings.serving, Client(engine, url)
+    ids = [item for _, item in prompts]
+    lengths = [len(item) for item in ids]
+    depth = None if speculation is None else speculation.num_steps
+    answer_all(engine, url, ids[:2], min(8, wanted.max_new_tokens), 1)  # untimed, to warm it up
+    levels, single = [], None
+    for concurrency in wanted.concurrency:
+        before = client.prometheus()
+        answers, seconds = answer_all(engine, url, ids, wanted.max_new_tokens, concurrency)
+        counters = reconcile(engine, answers, before, client.prometheus(), speculation is not None)
+        levels.append(
+            {"concurrency": concurrency, **summarise(answers, lengths, seconds, depth), "counters": counters}
+        )
+        single = answers if concurrency == 1 else single
+    if single is None:
+        single, _ = answer_all(engine, url, ids, wanted.max_new_tokens, 1)
+    row: dict[str, Any] = {
+        "name": experiment.name,
+        "version": client.version(),
+        "draft": experiment.draft,
+        "tree": None
+        if speculation is None
+        else {key: getattr(speculation, key) for key in ("num_steps", "topk", "num_draft_tokens")},
+        "compile": experiment.compile,
+        "levels": levels,
+        "agreement": agree(
+            native_decoder(target, speculation), prompts, single, wanted.max_new_tokens
+        ).as_dict(),
+    }
+    if engine == "sglang" and speculation is not None:
+        states = client.server_info().get("internal_states") or [{}]
+        # An average that the server logs now and then, warm-up included: shown, and compared with nothing.
+        row["server_accept_length"] = states[0].get("avg_spec_accept_length")
+    return row
+
+
+def _states(
+    engine: Engine,
+    experiments: Sequence[ServedExperiment],
+    servers: Servers,
+    prompts: Prompts,
+    target: Target,
+) -> float | None:
+    """The largest difference of captured states over all prompts; None where none can be had."""
+    experiment = next((item for item in experiments if _reads_captured(item)), None)
+    if engine != "sglang" or experiment is None:
+        return None
+    url = servers.url("hidden-states", speculation_for(engine, experiment), options=_STATES_OPTIONS)
+    client = Client(engine, url)
+    difference = max(state_difference(target, ids, client.hidden_states(ids)) for _, ids in prompts)
+    servers.stop("hidden-states")
+    print(f"captured hidden states differ by at most {difference:.1e} of their layer's largest")
+    return difference
+
+
+def _reads_captured(experiment: ServedExperiment) -> bool:
+    if experiment.draft is None:
+        return False
+    config: Path = paths.DRAFTS / experiment.draft / "config.json"
+    return "Eagle3" in json.loads(config.read_text(encoding="utf-8"))["architectures"][0]
+
+
+def _all(agreements: Any, key: str = "tokens_equal") -> bool:
+    return all(bool(agreement[key]) for agreement in agreements)
+
+
+def _line(row: dict[str, Any]) -> str:
+    first, agreement = row["levels"][0], row["agreement"]
+    tau = "" if first["tau"] is None else f"  tau {first['tau']:.2f}"
+    each = first["time_per_output_token_ms"]
+    then = "" if each is None else f", then {each['median']:.1f} ms a token"
+    return (
+        f"{row['name']:<16} first token {first['time_to_first_token_ms']['median']:.0f} ms{then}{tau}; "
+        f"tokens as here: {agreement['tokens_equal']}, rounds: {agreement['acceptance_equal']}"
+    )
+
+
+def _track(settings: Settings, engine: Engine, result: dict[str, Any]) -> None:
+    """A run for the engine, and one for each experiment with metrics of equal names."""
+    tracker = Tracker.open(settings)
+    keys = ("tokens_equal", "acceptance_equal", "hidden_states_equal", "version")
+    with tracker.run("serving", engine) as run:
+        run.log_params(settings.serving.model_dump(mode="json"))
+        run.log_tags({"engine": engine, **{key: str(result[key]) for key in keys}})
+        run.log_artifact(paths.SERVING)
+        for row in result["experiments"]:
+            with tracker.run("serving", f"{engine} {row['name']}", parent=run, method=row["name"]) as child:
+                child.log_params({key: row.get(key) for key in ("draft", "tree", "compile", "unavailable")})
+                for level in row.get("levels", ()):
+                    numbers = {
+                        key: value for key, value in level.items() if key not in ("counters", "concurrency")
+                    }
+                    child.log_history([{"step": level["concurrency"], **numbers}])

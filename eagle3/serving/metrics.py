@@ -1,0 +1,119 @@
+"""What served answers say: latency, throughput and acceptance, by this project's definitions.
+
+SGLang's own `spec_accept_length` is completion tokens / verifications and counts the prefill's token; the tau
+here does not (see `measure.acceptance`). Both engines' counters are compared with what the answers add up to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from eagle3.measure.acceptance import Rounds, conditional_acceptance, mean_acceptance_length
+from eagle3.serving.client import Streamed
+from eagle3.serving.engines import Engine
+
+
+def rounds_of(answer: Streamed, prompt_tokens: int, num_steps: int) -> Rounds:
+    """The verification rounds of an answer that was decoded with a draft.
+
+    SGLang tells the accepted drafts of all rounds as a histogram, before clipping at the end of the answer;
+    their order is lost. From other engines they are the tokens of a round less the bonus token.
+    """
+    histogram: Sequence[int] = answer.meta.get("spec_correct_drafts_histogram") or ()
+    accepted = tuple(number for number, count in enumerate(histogram) for _ in range(count))
+    if len(accepted) != len(answer.produced):
+        accepted = tuple(produced - 1 for produced in answer.produced)
+    return Rounds(answer.produced, accepted, (num_steps,) * len(accepted), prompt_tokens)
+
+
+def summarise(
+    answers: Sequence[Streamed],
+    prompt_tokens: Sequence[int],
+    wall_seconds: float,
+    num_steps: int | None,
+) -> dict[str, Any]:
+    """One row of metrics over all answers of one experiment at one level of concurrency.
+
+    Args:
+        prompt_tokens: of each answer's prompt.
+        wall_seconds: from the first request to the last answer.
+        num_steps: depth of the draft; None for vanilla, which has no acceptance.
+    """
+    first = [answer.time_to_first_token * 1000 for answer in answers]
+    each = [
+        answer.decode_seconds * 1000 / (len(answer.token_ids) - 1)
+        for answer in answers
+        if len(answer.token_ids) > 1
+    ]
+    tokens = sum(len(answer.token_ids) for answer in answers)
+    row: dict[str, Any] = {
+        "requests": len(answers),
+        "tokens": tokens,
+        "tokens_per_second": tokens / wall_seconds,
+        "time_to_first_token_ms": _spread(first),
+        "time_per_output_token_ms": _spread(each),
+        "tau": None,
+        "acceptance_by_depth": [],
+    }
+    if num_steps is not None:
+        rounds = [
+            rounds_of(answer, count, num_steps) for answer, count in zip(answers, prompt_tokens, strict=True)
+        ]
+        row["tau"] = mean_acceptance_length(rounds)
+        row["acceptance_by_depth"] = [depth.rate for depth in conditional_acceptance(rounds)]
+    return row
+
+
+def reconcile(
+    engine: Engine,
+    answers: Sequence[Streamed],
+    before: Mapping[str, float],
+    after: Mapping[str, float],
+    speculative: bool,
+) -> dict[str, Any]:
+    """The server's counters over a run beside what the answers add up to.
+
+    vLLM tells no verifications by request: there the pieces of the streams are counted, which are fewer where
+    a fast server's pieces arrive together.
+
+    Args:
+        speculative: whether the server has a draft, without which there are no verifications.
+        before, after: `Client.prometheus` before the first and after the last answer.
+
+    Returns:
+        For each count its value by the "requests" and by the "server", and whether all are equal.
+    """
+
+    def counted(name: str) -> float:
+        return after.get(name, 0.0) - before.get(name, 0.0)
+
+    counts: dict[str, tuple[float, float]] = {
+        "generated tokens": (
+            sum(len(answer.token_ids) for answer in answers),
+            counted(f"{engine}:generation_tokens_total"),
+        )
+    }
+    if speculative and engine == "sglang":
+        counts["verifications"] = (
+            sum(int(answer.meta.get("spec_verify_ct", 0)) for answer in answers),
+            counted("sglang:spec_verify_calls_total"),
+        )
+    elif speculative:
+        counts["verifications"] = (
+            sum(len(answer.produced) for answer in answers),
+            counted("vllm:spec_decode_num_drafts_total"),
+        )
+    return {
+        **{name: {"requests": mine, "server": theirs} for name, (mine, theirs) in counts.items()},
+        "agree": all(mine == theirs for mine, theirs in counts.values()),
+    }
+
+
+def _spread(values: Sequence[float]) -> dict[str, float] | None:
+    if not values:
+        return None
+    return {"median": median(values), "p95": float(np.percentile(values, 95))}

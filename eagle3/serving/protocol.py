@@ -1,0 +1,41 @@
+"""The two protocols: what a request for token ids looks like, and how a server is recognised."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from eagle3.decoding.sampling import Sampling
+
+SGLANG_PATH, OPENAI_PATH = "/generate", "/v1/completions"
+
+
+def sglang_body(ids: Sequence[int], max_tokens: int, sampling: Sampling) -> dict[str, Any]:
+    """A request to SGLang's own interface, which takes and gives token ids."""
+    return {
+        "input_ids": list(ids),
+        "sampling_params": {
+            "max_new_tokens": max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k or -1,
+            "sampling_seed": sampling.seed,
+        },
+    }
+
+
+def openai_body(model: str, ids: Sequence[int], max_tokens: int, sampling: Sampling) -> dict[str, Any]:
+    """A request to OpenAI's completions as vLLM extends them: token ids in and out."""
+    return {
+        "model": model,
+        "prompt": list(ids),
+        "max_tokens": max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "seed": sampling.seed,
+        "return_token_ids": True,
+        # Else the model's generation_config would bend the distribution.
+        "repetition_penalty": 1.0,
+        "min_p": 0.0,
+    }

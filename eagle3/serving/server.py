@@ -1,0 +1,168 @@
+"""A server process from start to end: it gets ready or says why not, and nothing of it is left."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import requests
+
+_POLL = 0.5  # seconds between two looks at a server that starts
+_TELL = 15.0  # seconds between two lines of progress
+_GRACE = 15.0  # seconds that a server has to end by itself
+_LOG_LINES = 25  # of a server that died, in the error
+
+
+class ServerError(ValueError):
+    """A server that did not start, died or broke an answer off; the message says why."""
+
+
+@contextmanager
+def launch(
+    command: Sequence[str],
+    host: str,
+    port: int,
+    log: Path,
+    *,
+    environment: Mapping[str, str] | None = None,
+    timeout: float = 600.0,
+    say: Callable[[str], None] = print,
+) -> Iterator[str]:
+    """Start a server, wait until it is ready, yield its URL, and end it and its children in any case.
+
+    Args:
+        command: the program and its options; its first part must exist.
+        log: takes the server's output.
+        environment: variables beside this process's own.
+        timeout: seconds to get ready.
+        say: takes lines of progress.
+
+    Raises:
+        ValueError: before anything starts, if the program is missing or the port taken.
+        ServerError: if it ends while starting, or is not ready in time.
+    """
+    if not Path(command[0]).exists():
+        raise ValueError(
+            f"{command[0]} does not exist: install the engine in an environment of its own and name its "
+            "Python in serving.<engine>.python"
+        )
+    check_port(host, port)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w", encoding="utf-8") as output:
+        process = subprocess.Popen(
+            list(command),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **(environment or {})},
+            start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the server in order
+        )
+    url = f"http://{host}:{port}"
+    try:
+        _wait(process, url, log, timeout, say)
+        try:
+            yield url
+        except ServerError as error:
+            if process.poll() is None:
+                raise
+            raise ServerError(f"{error}; the server died, {_ending(process)}: {reason(log)}") from error
+    finally:
+        _end(process)
+
+
+def check_port(host: str, port: int) -> None:
+    """Raises ValueError if something listens on the port."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ValueError(
+                f"port {port} of {host} is taken ({error.strerror}): end what listens there, or set "
+                "serving.port to another one, or to 0 for a free one"
+            ) from error
+
+
+def free_port(host: str) -> int:
+    """A port that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def last_lines(log: Path, count: int = _LOG_LINES) -> str:
+    """The end of a log."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return "\n".join(lines[-count:]) or "(it wrote nothing)"
+
+
+def reason(log: Path) -> str:
+    """The last line of a log that names an error, or its last line."""
+    lines = last_lines(log, 200).splitlines()
+    named = [line.strip() for line in lines if re.search(r"Error\b|\berror:", line)]
+    return (named or lines)[-1][:300]
+
+
+def _wait(
+    process: subprocess.Popen[bytes], url: str, log: Path, timeout: float, say: Callable[[str], None]
+) -> None:
+    began = told = time.monotonic()
+    while True:
+        if process.poll() is not None:
+            raise ServerError(
+                f"the server ended while starting, {_ending(process)}: {reason(log)}\nthe end of {log}:\n"
+                f"{last_lines(log)}"
+            )
+        try:
+            if requests.get(f"{url}/health", timeout=5).status_code == requests.codes.ok:
+                return
+        except requests.RequestException:
+            pass  # not listening yet
+        now = time.monotonic()
+        if now - began > timeout:
+            raise ServerError(
+                f"the server was not ready after {timeout:.0f} s (serving.start_timeout); the end of {log}:\n"
+                f"{last_lines(log)}"
+            )
+        if now - told > _TELL:
+            told = now
+            say(f"  starting for {now - began:.0f} s: {last_lines(log, 1)[:120]}")
+        time.sleep(_POLL)
+
+
+def _ending(process: subprocess.Popen[bytes]) -> str:
+    code = process.returncode
+    if code is not None and code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    return f"with exit status {code}"
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the server and all that it started; what does not go by itself is killed."""
+    try:
+        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        family = []
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(_GRACE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    # Workers form the session's group; those that left it are found by descent.
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    for member in family:
+        try:
+            member.kill()
+        except psutil.NoSuchProcess:
+            continue
+    psutil.wait_procs(family, timeout=_GRACE)

@@ -1,0 +1,78 @@
+"""Command lines: names that the engines take today, old ones translated, contradictions refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from eagle3.serving.engines import Engine, Service, Speculation, as_flags, command, sglang_flags, translate
+
+TREE = Speculation("eagle3", Path("models/drafts/eagle3"), 2, 3, 6)
+CHAIN = Speculation("eagle", Path("models/drafts/eagle"), 3, 1, 4)
+TARGET = Path("models/target")
+
+
+def test_sglang_is_told_all_of_the_tree_together() -> None:
+    words = command("sglang", Path("python"), Service(TARGET, "bfloat16", TREE), "127.0.0.1", 30000, {})
+    text = " ".join(words)
+    assert text.startswith("python -m sglang.launch_server --model-path models/target --dtype bfloat16")
+    assert (
+        "--speculative-algorithm EAGLE3 --speculative-draft-model-path models/drafts/eagle3 "
+        "--speculative-num-steps 2 --speculative-eagle-topk 3 --speculative-num-draft-tokens 6" in text
+    )
+    assert "--host 127.0.0.1 --port 30000" in text
+    assert "--enable-torch-compile" not in text
+
+
+def test_flags_ready_to_paste_name_the_algorithm_by_the_family() -> None:
+    assert sglang_flags(CHAIN) == (
+        "--speculative-algorithm EAGLE --speculative-draft-model-path models/drafts/eagle "
+        "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4"
+    )
+
+
+def test_vanilla_has_no_speculative_option() -> None:
+    engines: tuple[Engine, ...] = ("sglang", "vllm")
+    for engine in engines:
+        words = command(engine, Path("python"), Service(TARGET, "float32"), "h", 1, {})
+        assert not any("speculative" in word for word in words)
+
+
+def test_vllm_takes_the_chain_as_json_and_compiles_where_it_is_asked() -> None:
+    service = Service(TARGET, "float32", CHAIN, compiled=True)
+    words = command("vllm", Path("python"), service, "h", 1, {})
+    config = json.loads(words[words.index("--speculative-config") + 1])
+    assert config == {"method": "eagle", "model": "models/drafts/eagle", "num_speculative_tokens": 3}
+    assert "--enforce-eager" not in words
+    assert "--enforce-eager" in command("vllm", Path("python"), Service(TARGET, "float32"), "h", 1, {})
+
+
+def test_vllm_refuses_a_tree() -> None:
+    with pytest.raises(ValueError, match="chains only, and topk 3"):
+        command("vllm", Path("python"), Service(TARGET, "float32", TREE), "h", 1, {})
+
+
+def test_options_that_follow_from_the_settings_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"serving\.sglang\.options\.port"):
+        command("sglang", Path("python"), Service(TARGET, "float32"), "h", 1, {"port": 5})
+
+
+def test_old_names_are_translated_with_a_warning() -> None:
+    said: list[str] = []
+    options = {"--cuda_graph_max_bs": 8, "disable-cuda-graph": True, "mem-fraction-static": 0.5}
+    assert translate("sglang", options, said.append) == {
+        "cuda-graph-max-bs-decode": 8,
+        "cuda-graph-backend-decode": "disabled",
+        "cuda-graph-backend-prefill": "disabled",
+        "mem-fraction-static": 0.5,
+    }
+    assert len(said) == 2
+    assert "cuda-graph-max-bs-decode" in said[0]
+    assert translate("sglang", {"disable-cuda-graph": False}, said.append) == {}
+
+
+def test_flags_of_every_kind() -> None:
+    options = {"a": 1, "b": True, "c": False, "d": None, "e": (1, 2), "f": "x"}
+    assert as_flags(options) == ["--a", "1", "--b", "--e", "1", "2", "--f", "x"]

@@ -1,0 +1,144 @@
+"""SGLang and vLLM really running on a CPU, held against the native engine: `make test-serving`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from eagle3 import paths
+from eagle3.config import Settings
+from eagle3.data.endpoints import Endpoint
+from eagle3.decoding.sampling import Sampling
+from eagle3.measure.prompts import task_prompts
+from eagle3.measure.rendering import ChatRenderer
+from eagle3.models.target import Target
+from eagle3.parameters import merge, read_profile
+from eagle3.provenance import write_yaml
+from eagle3.serving.agreement import Agreement, agree
+from eagle3.serving.bench import Servers, speculation_of
+from eagle3.serving.engines import Engine, Speculation
+from eagle3.serving.experiments import native_decoder
+from eagle3.serving.load import answer_all
+from tests.serving.conftest import ROOT, serving_settings, serving_values
+
+pytestmark = pytest.mark.serving
+NEW_TOKENS = 32
+
+
+def run_script(*arguments: str) -> str:
+    """experiments/serving.py in the current folder, with params.yaml of the tests."""
+    write_yaml(Path("params.yaml"), merge(read_profile("default", ROOT / "profiles"), serving_values()))
+    script = ROOT / "experiments" / "serving.py"
+    done = subprocess.run([sys.executable, str(script), *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def target(served_project: Path) -> Target:
+    return Target.load(paths.TARGET)
+
+
+@pytest.fixture
+def prompts(target: Target) -> list[tuple[str, list[int]]]:
+    renderer = ChatRenderer(target.tokenizer, target.eos_token_ids)
+    chosen = task_prompts(paths.TASKS, ["mt_bench", "gsm8k"], "held_out", 2)
+    return [("/".join(prompt.key), renderer(prompt, [])) for prompt in chosen]
+
+
+@pytest.fixture
+def settings() -> Settings:
+    return serving_settings()
+
+
+def gate(
+    settings: Settings,
+    engine: Engine,
+    served: Speculation,
+    native: Speculation,
+    prompts: list[tuple[str, list[int]]],
+    target: Target,
+) -> Agreement:
+    """The agreement of a draft that an engine serves with one that the native engine decodes with."""
+    with Servers(settings.serving, engine, "float32", paths.RUNS) as servers:
+        url = servers.url("gate", served)
+        answers, _ = answer_all(engine, url, [ids for _, ids in prompts], NEW_TOKENS, 1)
+    return agree(native_decoder(target, native), prompts, answers, NEW_TOKENS)
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_the_four_experiments_agree_with_the_native_engine(served_project: Path, engine: str) -> None:
+    """fp32: equal tokens, equal rounds, equal hidden states; the counters are the requests' own sums."""
+    print(run_script("measure", engine))
+    result = json.loads((served_project / paths.SERVING).read_text())[engine]
+    rows: dict[str, dict[str, Any]] = {row["name"]: row for row in result["experiments"]}
+    assert result["tokens_equal"], rows
+    assert result["acceptance_equal"], rows
+    assert {"vanilla", "eagle3", "eagle3-chain"} <= {name for name, row in rows.items() if "levels" in row}
+    if engine == "sglang":
+        assert result["hidden_states_equal"]
+        assert "levels" in rows["eagle"]
+    else:  # vLLM knows EAGLE under another architecture, with an `fc` without bias
+        assert "LlamaForCausalLMEagle" in rows["eagle"]["unavailable"]
+    for row in rows.values():
+        for level in row.get("levels", ()):
+            assert level["counters"]["agree"], level["counters"]
+            assert (level["tau"] is None) == (row["tree"] is None)
+
+
+@pytest.fixture
+def broken(served_project: Path, request: pytest.FixtureRequest) -> Path:
+    """The draft as an engine would hold it that reads one thing wrongly."""
+    kind = request.param
+    folder = served_project / f"broken-{kind}"
+    shutil.copytree(paths.DRAFTS / "eagle3", folder)
+    config_file, weights = folder / "config.json", folder / "model.safetensors"
+    config = json.loads(config_file.read_text())
+    if kind == "layer":
+        layers = json.loads((folder / "manifest.json").read_text())["capture_layers"]
+        config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": layers}  # an id k is hs[k + 1]
+        config["eagle_aux_hidden_state_layer_ids"] = [layer + 1 for layer in layers]
+    elif kind == "rope":
+        config["rope_theta"] = 10000.0
+        config["rope_parameters"] = {**config["rope_parameters"], "rope_theta": 10000.0}
+    else:
+        tensors = load_file(weights)
+        tensors["d2t"] = tensors["d2t"] + torch.arange(len(tensors["d2t"]))  # absolute ids for offsets
+        tensors["d2t"] = tensors["d2t"].clamp(max=config["vocab_size"] - len(tensors["d2t"]))
+        save_file(tensors, weights, metadata={"format": "pt"})
+    config_file.write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("broken", ["layer", "rope", "mapping"], indirect=True)
+def test_the_gate_catches_a_draft_that_is_read_wrongly(
+    broken: Path, settings: Settings, prompts: list[tuple[str, list[int]]], target: Target
+) -> None:
+    """A layer off by one, another rotary base, a mapping read as ids: lossless, and another acceptance."""
+    right = speculation_of(paths.DRAFTS / "eagle3", 3, 1, 4)
+    wrong = Speculation("eagle3", broken, 3, 1, 4)
+    result = gate(settings, "sglang", wrong, right, prompts, target)
+    assert result.tokens_equal, result.differences
+    assert not result.acceptance_equal
+
+
+def test_regeneration_takes_the_engines_token_ids(
+    served_project: Path, settings: Settings, prompts: list[tuple[str, list[int]]], target: Target
+) -> None:
+    """The protocols that `regenerate.endpoints` speaks, against the real servers."""
+    engines: tuple[Engine, ...] = ("sglang", "vllm")
+    for engine in engines:
+        with Servers(settings.serving, engine, "float32", paths.RUNS) as servers:
+            endpoint = Endpoint(servers.url("vanilla", None))
+            for _, ids in prompts[:2]:
+                tokens = endpoint.complete(ids, 12, Sampling())
+                mine = native_decoder(target, None).generate(ids, 12, Sampling())
+                assert tuple(tokens) == mine.token_ids, engine
