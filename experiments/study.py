@@ -3,6 +3,8 @@
 ablation changes one thing at a time in EAGLE-3; scaling trains the drafts on more and more of the data.
 """
 
+import sys
+
 from cli import choose_device, read_settings, stage_parser
 
 
@@ -14,7 +16,10 @@ def main() -> None:
 
     from eagle3.studies.run import run_study
 
-    run_study(settings, arguments.study, choose_device())
+    try:
+        run_study(settings, arguments.study, choose_device())
+    except ValueError as error:
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":

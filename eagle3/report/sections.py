@@ -9,6 +9,7 @@ from eagle3.report import figures
 from eagle3.report.blocks import Block, Code, Figure, Items, Paragraph, Section, Table, Tone
 from eagle3.report.comparison import grid_table, published_ablation_table, published_table
 from eagle3.report.inputs import Inputs
+from eagle3.report.losslessness import lossless_table, seeded_table
 from eagle3.report.method import how_measured, machine_table, setting_table, subject_table
 from eagle3.report.scaling import scaling_figure, scaling_table
 from eagle3.report.serving import serving_agreement_table, serving_metrics_table, unavailable
@@ -26,7 +27,6 @@ from eagle3.report.tables import (
     context_table,
     depth_table,
     interval_table,
-    lossless_table,
     overall_table,
     round_table,
     speculative,
@@ -176,14 +176,15 @@ def _losslessness(inputs: Inputs, draw: Draw) -> Section:
             Paragraph(f"Every repeat of every greedy output is compared with vanilla's; {rule}."),
             lossless_table(inputs),
         ]
-    sampled = [temperature for temperature in inputs.temperatures if temperature > 0]
-    if sampled:
-        blocks.append(
+    seeded = seeded_table(inputs)
+    if seeded is not None:
+        blocks += [
             Paragraph(
-                "Sampled outputs are not compared here. That each method samples from the target's own "
-                "distribution is shown by the tests of this project."
-            )
-        )
+                "That each method samples from the target's own distribution is shown by the tests of this "
+                "project. Beyond that, sampled outputs are compared with vanilla's for the same seed."
+            ),
+            seeded,
+        ]
     return Section("losslessness", "Losslessness", tuple(blocks))
 
 

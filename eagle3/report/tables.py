@@ -289,32 +289,6 @@ def adaptive_table(inputs: Inputs) -> Table | None:
     )
 
 
-def lossless_table(inputs: Inputs) -> Table:
-    """Every output compared with vanilla's, greedy ones only."""
-    rows = [row for row in inputs.overall(0.0) if row["method"] != "vanilla"]
-    body = []
-    for row in rows:
-        counts = row["lossless"]
-        failures = str(counts["failures"])
-        body.append(
-            cells(
-                [
-                    row["method"],
-                    f"{counts['compared']:,}",
-                    f"{counts['exact']:,}",
-                    str(counts["near_ties"]),
-                    TableCell(failures, Tone.BAD if counts["failures"] else Tone.GOOD),
-                    "yes" if row["repeatable"] else TableCell("no", Tone.WARNING),
-                ]
-            )
-        )
-    return Table(
-        caption="Outputs compared with vanilla's, token by token",
-        columns=("Method", "Compared", "Equal", "Near ties", "Failures", "Repeats equal"),
-        rows=tuple(body),
-    )
-
-
 def key_value_table(caption: str, values: Mapping[str, Any], names: tuple[str, str]) -> Table:
     """Nested values as dotted names and texts."""
     body = tuple(cells([key, value]) for key, value in flatten(values))

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 from eagle3.report.blocks import Table, TableCell, Tone, cells
 from eagle3.report.build import build
 from eagle3.report.formats import interval, speedup_cell, tree_text
+from eagle3.report.inputs import read_inputs
+from eagle3.report.losslessness import seeded_table
 from eagle3.report.markdown import table
 from eagle3.report.scaling import compact
 from eagle3.report.sweep import pareto_front
@@ -289,3 +292,23 @@ def test_pareto_front_keeps_what_nothing_beats_in_both() -> None:
 
 def test_amounts_are_short() -> None:
     assert [compact(amount) for amount in (950, 50_000, 1_600_000)] == ["950", "50k", "1.6M"]
+
+
+def test_sampled_outputs_are_compared_with_vanillas_of_the_same_seed(full: Path) -> None:
+    """One output that is not vanilla's has to be missing from the count."""
+    inputs = read_inputs(full, {}, {}, {}, "make repro")
+    table = seeded_table(inputs)
+    assert table is not None
+    counts = {row[0].text: (row[1].text, row[2].text) for row in table.rows}
+    assert set(counts) == set(inputs.methods) - {"vanilla"}
+    total = counts["vanilla-aa"][0]
+    assert counts["vanilla-aa"] == (total, total)
+    changed = inputs.per_prompt.copy()
+    chosen = (changed["method"] == "vanilla-aa") & (changed["temperature"] > 0) & (changed["turn"] == 0)
+    place = changed.index[chosen][0]
+    changed.at[place, "token_ids"] = [*changed.at[place, "token_ids"], 1]
+    again = seeded_table(replace(inputs, per_prompt=changed))
+    assert again is not None
+    assert {row[0].text: row[2].text for row in again.rows}["vanilla-aa"] == str(int(total) - 1)
+    greedy = changed[changed["temperature"] == 0]
+    assert seeded_table(replace(inputs, per_prompt=greedy)) is None

@@ -69,8 +69,8 @@ def serving_values() -> dict[str, Any]:
         "tracking": {"uri": "sqlite:///mlflow.db"},
         "evaluate": {"dtype": "float32"},
         "serving": {
-            "prompts_per_task": 2,
-            "max_new_tokens": 32,
+            "prompts_per_task": 1,
+            "max_new_tokens": 24,
             "concurrency": [1, 2],
             "start_timeout": 300.0,
             "experiments": [

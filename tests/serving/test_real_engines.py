@@ -30,7 +30,7 @@ from eagle3.serving.load import answer_all
 from tests.serving.conftest import ROOT, serving_settings, serving_values
 
 pytestmark = pytest.mark.serving
-NEW_TOKENS = 32
+NEW_TOKENS = 24
 
 
 def run_script(*arguments: str) -> str:
@@ -50,7 +50,7 @@ def target(served_project: Path) -> Target:
 @pytest.fixture
 def prompts(target: Target) -> list[tuple[str, list[int]]]:
     renderer = ChatRenderer(target.tokenizer, target.eos_token_ids)
-    chosen = task_prompts(paths.TASKS, ["mt_bench", "gsm8k"], "held_out", 2)
+    chosen = task_prompts(paths.TASKS, ["mt_bench", "gsm8k"], "held_out", 1)
     return [("/".join(prompt.key), renderer(prompt, [])) for prompt in chosen]
 
 
