@@ -114,9 +114,9 @@ def test_parameters_exist(name: str) -> None:
 
 
 def test_every_section_is_read_by_a_stage() -> None:
-    """All but the tracking of runs, which changes no result, and the sweep, which is started by itself."""
+    """All but the tracking of runs, which changes no result, and sweep and servers, started by themselves."""
     read = {key.split(".")[0] for stage in stages().values() for key in stage.get("params", [])}
-    assert read - {"sweep"} == set(Settings.model_fields) - {"tracking", "sweep"}
+    assert read - {"sweep"} == set(Settings.model_fields) - {"tracking", "sweep", "serving"}
 
 
 @pytest.mark.parametrize("name", stages())
@@ -228,6 +228,7 @@ def test_scripts_run_by_themselves(tmp_path: Path) -> None:
     """From a shell, with no installed copy of the project and no PYTHONPATH."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     script = ROOT / "experiments" / "fingerprint.py"
-    command = [sys.executable, str(script), "--output", str(tmp_path / "machine.json")]
+    options = ["--output", str(tmp_path / "machine.json"), "--params", str(ROOT / "params.yaml")]
+    command = [sys.executable, str(script), *options]
     subprocess.run(command, cwd=tmp_path, env=environment, check=True)
     assert "cpu" in (tmp_path / "machine.json").read_text()

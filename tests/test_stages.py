@@ -77,6 +77,7 @@ SMALL: dict[str, Any] = {
         "scaling": {"train_tokens": [60, 120, 180, 240], "epochs": 1.0},
         "evaluate": {"tasks": ["quiz"], "prompts_per_task": 2, "max_new_tokens": 8, "tree": TREE},
     },
+    "serving": {"tasks": ["quiz"]},
     "sweep": {
         "tasks": ["quiz"],
         "prompts_per_task": 2,

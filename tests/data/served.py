@@ -65,6 +65,7 @@ class _Handler(BaseHTTPRequestHandler):
             fail, hang_up = server.fail > 0, server.fail == 0 and server.hang_up > 0
             server.fail -= fail
             server.hang_up -= hang_up
+        self._running = True
         try:
             if fail:
                 self._answer({"error": "busy"}, 503)
@@ -73,8 +74,13 @@ class _Handler(BaseHTTPRequestHandler):
             else:
                 self._generate(body)
         finally:
-            with server.counting:
-                server.running -= 1
+            self._answered()
+
+    def _answered(self) -> None:
+        """Count the request as over: before its answer is sent, as its sender goes on when it has it."""
+        with self.server.counting:
+            self.server.running -= self._running
+            self._running = False
 
     def _generate(self, body: dict[str, Any]) -> None:
         server = self.server
@@ -90,6 +96,7 @@ class _Handler(BaseHTTPRequestHandler):
             )
             server.verifications += len(generation.rounds)
             server.generated += len(generation.token_ids)
+        self._answered()
         if body.get("stream"):
             self._stream(generation, sglang)
             return
