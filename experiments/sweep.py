@@ -22,6 +22,8 @@ RESULTS = paths.REPORTS / "sweep.json"
 BEST = paths.BEST
 EVALUATION = paths.REPORTS / "evaluation.json"
 FOLDER = paths.RUNS / "sweep"
+# Of a held-out row.
+BOUNDED = ("speedup", "speedup_low", "speedup_high", "tau")
 
 
 def options() -> ArgumentParser:
@@ -105,7 +107,7 @@ def sweep(session: "Session", arguments: Namespace, tracker: Tracker) -> "Outcom
             for figure in write_figures(results, folder / "figures"):
                 run.log_artifact(figure, "figures")
         if outcome is not None:
-            conclude(run, session, outcome, made_by["command"])
+            conclude(tracker, run, session, outcome, made_by["command"])
     return outcome
 
 
@@ -123,7 +125,7 @@ def track_trial(tracker: Tracker, run: TrackedRun, session: "Session", record: "
         child.log_tags({"state": row["state"], "reason": row["reason"]})
 
 
-def conclude(run: TrackedRun, session: "Session", outcome: "Outcome", command: str) -> None:
+def conclude(tracker: Tracker, run: TrackedRun, session: "Session", outcome: "Outcome", command: str) -> None:
     """Print and log the held-out rows and what follows from them; write the winner."""
     from eagle3.serving.bench import speculation_of
     from eagle3.serving.engines import sglang_flags
@@ -132,13 +134,15 @@ def conclude(run: TrackedRun, session: "Session", outcome: "Outcome", command: s
     for row in outcome.rows:
         kind = "tuned" if row["tuned"] else "default"
         print(f"{row['name']:<44} {kind:<8} {row['speedup']:.2f}x {bounds(row)}  tau {row['tau'] or 0:.2f}")
+        with tracker.run("sweep", f"held out: {row['name']}", parent=run) as child:
+            child.log_params({key: row[key] for key in ("name", "tuned")})
+            child.log_metrics({key: row[key] for key in (*BOUNDED, "prompts")})
     print(outcome.summary)
     run.log_tags({"summary": outcome.summary, "beats_default": str(outcome.beats_default).lower()})
     if outcome.winner is None:
         BEST.unlink(missing_ok=True)  # of an earlier sweep
         return
-    keys = ("speedup", "speedup_low", "speedup_high", "tau")
-    run.log_metrics({f"held_out.{key}": outcome.row(outcome.winner)[key] for key in keys})
+    run.log_metrics({f"held_out.{key}": outcome.row(outcome.winner)[key] for key in BOUNDED})
     configuration = outcome.winner.configuration
     flags = sglang_flags(speculation_of(paths.DRAFTS / configuration.draft, **configuration.tree))
     write_best(BEST, outcome, flags, session.marks, command)

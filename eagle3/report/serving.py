@@ -86,9 +86,9 @@ def serving_metrics_table(serving: Mapping[str, Any]) -> Table:
 
 
 def unavailable(serving: Mapping[str, Any]) -> list[str]:
-    """Why experiments could not run, one line each: the first of the reason."""
+    """Why experiments could not run, one line each."""
     return [
-        f"{experiment['name']} on {engine}: {experiment['unavailable'].splitlines()[0]}"
+        f"{experiment['name']} on {engine}: {experiment['unavailable']}"
         for engine, values in serving.items()
         for experiment in values["experiments"]
         if "unavailable" in experiment

@@ -81,7 +81,7 @@ def command(
         options: further options in the engine's names, without the leading dashes (see `as_flags`).
 
     Raises:
-        ValueError: for a tree that the engine cannot draft, or an option that params.yaml sets elsewhere.
+        ValueError: for a draft or tree that the engine cannot take, or an option that follows from params.yaml.
     """
     for name in options:
         if name in _OWN[engine]:
@@ -164,6 +164,11 @@ def _vllm(service: Service) -> tuple[str, dict[str, Option]]:
         if speculation.topk != 1:
             raise ValueError(
                 f"vLLM drafts chains only, and topk {speculation.topk} is asked: use topk 1, or SGLang"
+            )
+        if speculation.family == "eagle":
+            raise ValueError(
+                "vLLM's EAGLE (EagleLlamaForCausalLM) has no bias in fc, and this project's draft has one: "
+                "serve it with SGLang, or take an EAGLE-3 draft"
             )
         config: dict[str, Any] = {
             "method": speculation.family,

@@ -72,7 +72,7 @@ def measure_engine(
                 version = row.pop("version")
             except ValueError as error:
                 print(f"{experiment.name} on {engine}: {error}")
-                rows.append({"name": experiment.name, "unavailable": str(error)})
+                rows.append({"name": experiment.name, "unavailable": str(error).splitlines()[0]})
             else:
                 rows.append(row)
                 print(_line(row))
@@ -103,8 +103,13 @@ def measure_engine(
         "origin": {
             "command": f"python experiments/serving.py measure {engine}",
             "options": dict(wanted.engine(engine).options),
-            "environment": dict(wanted.engine(engine).environment),
+            "environment": sorted(wanted.engine(engine).environment),
             "target": hash_tree(paths.TARGET),
+            "drafts": {
+                item.draft: hash_tree(paths.DRAFTS / item.draft)
+                for item in experiments
+                if item.draft is not None
+            },
             **fingerprint_code(paths.REPORTS.resolve().parent),
         },
     }

@@ -50,7 +50,7 @@ class Runner:
         Args:
             decoder_of: makes the decoder of a configuration.
             say: takes lines of progress.
-            on_trial: takes every trial that ended.
+            on_trial: takes every trial that ended, also one that had nothing to measure.
         """
         self.study, self.workload, self.plan = study, workload, plan
         self.vanilla, self.decoder_of = vanilla, decoder_of
@@ -75,6 +75,7 @@ class Runner:
             known = known_configurations(records).get(asked.configuration)
             if known is not None and (reason := self._known_enough(known, records)):
                 self.study.tell_known(asked, known, reason)
+                self._report(asked.number, time.monotonic() - began)
                 self._replace(records, asked.number)
                 continue
             try:

@@ -161,7 +161,7 @@ def write_optional(reports: Path) -> None:
             **agreement,
             "experiments": [
                 {"name": "vanilla", "levels": [level(1, None)]},
-                {"name": "eagle", "unavailable": "no bias in fc\nsecond line"},
+                {"name": "eagle", "unavailable": "no bias in fc"},
             ],
         },
     }

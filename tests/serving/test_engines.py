@@ -41,17 +41,19 @@ def test_vanilla_has_no_speculative_option() -> None:
 
 
 def test_vllm_takes_the_chain_as_json_and_compiles_where_it_is_asked() -> None:
-    service = Service(TARGET, "float32", CHAIN, compiled=True)
-    words = command("vllm", Path("python"), service, "h", 1, {})
+    chain = Speculation("eagle3", Path("models/drafts/eagle3"), 3, 1, 4)
+    words = command("vllm", Path("python"), Service(TARGET, "float32", chain, compiled=True), "h", 1, {})
     config = json.loads(words[words.index("--speculative-config") + 1])
-    assert config == {"method": "eagle", "model": "models/drafts/eagle", "num_speculative_tokens": 3}
+    assert config == {"method": "eagle3", "model": "models/drafts/eagle3", "num_speculative_tokens": 3}
     assert "--enforce-eager" not in words
     assert "--enforce-eager" in command("vllm", Path("python"), Service(TARGET, "float32"), "h", 1, {})
 
 
-def test_vllm_refuses_a_tree() -> None:
+def test_vllm_refuses_a_tree_and_an_eagle_draft_before_anything_starts() -> None:
     with pytest.raises(ValueError, match="chains only, and topk 3"):
         command("vllm", Path("python"), Service(TARGET, "float32", TREE), "h", 1, {})
+    with pytest.raises(ValueError, match="no bias in fc"):
+        command("vllm", Path("python"), Service(TARGET, "float32", CHAIN), "h", 1, {})
 
 
 def test_options_that_follow_from_the_settings_are_refused() -> None:
