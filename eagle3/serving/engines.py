@@ -81,7 +81,7 @@ def command(
         options: further options in the engine's names, without the leading dashes (see `as_flags`).
 
     Raises:
-        ValueError: for a draft or tree that the engine cannot take, or an option that follows from params.yaml.
+        ValueError: for a draft or tree that the engine cannot take, or an option that is set elsewhere.
     """
     for name in options:
         if name in _OWN[engine]:
