@@ -26,6 +26,7 @@ from tests.models.drafts import random_eagle3
 ROOT = Path(__file__).parents[2]
 SMALL: dict[str, Any] = {
     "tasks": {"names": [], "files": {"quiz": "question.jsonl"}},
+    "serving": {"tasks": ["quiz"]},
     "evaluate": {
         "tasks": ["quiz"],
         "threads": 1,
