@@ -149,17 +149,23 @@ def test_from_nothing_to_best_parameters(
 
 
 def check_runs() -> None:
-    """One run a sweep's execution, with a nested run a trial."""
+    """One run a sweep's execution, with a nested run a trial and one a held-out row."""
     client = MlflowClient(tracking_uri=f"sqlite:///{Path('mlflow.db').resolve()}")
     experiment = client.get_experiment_by_name("eagle3/sweep")
     assert experiment is not None
     runs = client.search_runs([experiment.experiment_id])
     parents = {run.info.run_id: run for run in runs if "mlflow.parentRunId" not in run.data.tags}
-    children = [run for run in runs if "mlflow.parentRunId" in run.data.tags]
+    nested = [run for run in runs if "mlflow.parentRunId" in run.data.tags]
+    assert all(run.data.tags["mlflow.parentRunId"] in parents for run in nested)
+    held_out = [run for run in nested if run.info.run_name.startswith("held out: ")]
+    assert {run.info.run_name for run in held_out} == {
+        f"held out: {row['name']}" for row in results()["held_out"]
+    }
+    assert all("speedup" in run.data.metrics for run in held_out)
+    children = [run for run in nested if run not in held_out]
     assert {run.info.status for run in parents.values()} == {"KILLED", "FINISHED"}
     assert len(children) == 4
     for child in children:
-        assert child.data.tags["mlflow.parentRunId"] in parents
         assert child.data.tags["state"] in ("complete", "pruned")
         assert {"num_steps", "topk", "num_draft_tokens"} <= set(child.data.params)
         assert {"tau", "round_ms.verify"} <= set(child.data.metrics)
