@@ -1,5 +1,7 @@
 """Outputs beside vanilla's: greedy ones, and sampled ones that were given the same seed."""
 
+from typing import Any
+
 from eagle3.report.blocks import Table, TableCell, Tone, cells
 from eagle3.report.inputs import Inputs
 
@@ -41,16 +43,18 @@ def seeded_table(inputs: Inputs) -> Table | None:
     sampled = frame[(frame["temperature"] > 0) & (frame["turn"] == 0)]
     if sampled.empty:
         return None
-    mine = {}
-    for row in sampled[sampled["method"] == "vanilla"].itertuples():
-        mine[row.task, row.prompt_id, row.temperature] = tuple(row.token_ids)
+    outputs: dict[str, dict[tuple[Any, ...], list[int]]] = {}
+    columns = (sampled[name] for name in ("method", "task", "prompt_id", "temperature", "token_ids"))
+    for method, *place, token_ids in zip(*columns, strict=True):
+        outputs.setdefault(method, {})[tuple(place)] = list(token_ids)
+    vanilla = outputs["vanilla"]
     body = []
     for method in inputs.methods:
         if method == "vanilla":
             continue
-        rows = list(sampled[sampled["method"] == method].itertuples())
-        equal = sum(tuple(row.token_ids) == mine[row.task, row.prompt_id, row.temperature] for row in rows)
-        body.append(cells([method, f"{len(rows):,}", f"{equal:,}"]))
+        mine = outputs[method]
+        equal = sum(token_ids == vanilla[place] for place, token_ids in mine.items())
+        body.append(cells([method, f"{len(mine):,}", f"{equal:,}"]))
     return Table(
         caption=(
             "Sampled first turns that are token by token vanilla's for the same seed. Speculative sampling "

@@ -305,8 +305,9 @@ def test_sampled_outputs_are_compared_with_vanillas_of_the_same_seed(full: Path)
     assert counts["vanilla-aa"] == (total, total)
     changed = inputs.per_prompt.copy()
     chosen = (changed["method"] == "vanilla-aa") & (changed["temperature"] > 0) & (changed["turn"] == 0)
-    place = changed.index[chosen][0]
-    changed.at[place, "token_ids"] = [*changed.at[place, "token_ids"], 1]
+    outputs: list[list[int]] = [list(token_ids) for token_ids in changed["token_ids"]]
+    outputs[list(chosen).index(True)].append(1)
+    changed["token_ids"] = outputs
     again = seeded_table(replace(inputs, per_prompt=changed))
     assert again is not None
     assert {row[0].text: row[2].text for row in again.rows}["vanilla-aa"] == str(int(total) - 1)
