@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from cli import choose_device, read_settings, stage_parser
-from eagle3 import paths
 from eagle3.config import ServedExperiment, Settings
 
 if TYPE_CHECKING:
@@ -32,8 +31,7 @@ def keep(settings: Settings, engine: "Engine", name: str) -> None:
 
     experiment = chosen(settings, name)
     with ExitStack() as stack:
-        servers = Servers(settings.serving, engine, settings.evaluate.dtype, paths.RUNS / "serving")
-        stack.enter_context(servers)
+        servers = stack.enter_context(Servers(settings, engine))
         url = servers.url(name, speculation_for(engine, experiment), experiment.compile)
         print(f"{engine} serves {name} at {url}; Ctrl-C ends it", flush=True)
         client = Client(engine, url)

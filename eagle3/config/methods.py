@@ -10,8 +10,10 @@ from eagle3.config.sections import (
     Dtype,
     Engine,
     Name,
+    NewTokens,
     NonNegative,
     Section,
+    Tasks,
     Temperature,
     TopP,
 )
@@ -134,9 +136,9 @@ MethodSettings = Annotated[
 class EvaluateSettings(Section):
     """What is measured, and how often; ``threads`` 0 leaves the choice to torch."""
 
-    tasks: Annotated[tuple[Name, ...], Field(min_length=1)]
+    tasks: Tasks
     prompts_per_task: Count
-    max_new_tokens: Annotated[int, Field(ge=2)]  # the first token is the prefill's
+    max_new_tokens: NewTokens
     temperatures: Annotated[tuple[Temperature, ...], Field(min_length=1)]
     top_k: NonNegative
     top_p: TopP

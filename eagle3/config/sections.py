@@ -15,7 +15,10 @@ Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
 Text = Annotated[str, Field(min_length=1)]
 Url = Annotated[str, Field(pattern=r"^https?://")]
 Backend = Literal["kernels", "torch", "compile"]  # what computes a draft
-Engine = Literal["native", "sglang", "vllm"]  # what decodes
+ServingEngine = Literal["sglang", "vllm"]
+Engine = Literal["native", ServingEngine]  # what decodes
+Tasks = Annotated[tuple[Name, ...], Field(min_length=1)]
+NewTokens = Annotated[int, Field(ge=2)]  # of a timed answer: the first token is the prefill's
 
 
 class Section(BaseModel):

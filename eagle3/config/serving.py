@@ -1,11 +1,21 @@
 """Servers of SGLang and vLLM."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
 from eagle3.config.methods import TreeSettings
-from eagle3.config.sections import Count, Name, Positive, Section, Text, Url
+from eagle3.config.sections import (
+    Count,
+    Name,
+    NewTokens,
+    Positive,
+    Section,
+    ServingEngine,
+    Tasks,
+    Text,
+    Url,
+)
 
 
 class EngineSettings(Section):
@@ -47,14 +57,14 @@ class ServingSettings(Section):
     host: Text
     port: Annotated[int, Field(ge=0, le=65535)]  # 0: a free one
     start_timeout: Positive  # seconds
-    tasks: Annotated[tuple[Name, ...], Field(min_length=1)]
+    tasks: Tasks
     prompts_per_task: Count
-    max_new_tokens: Annotated[int, Field(ge=2)]
+    max_new_tokens: NewTokens
     concurrency: Annotated[tuple[Count, ...], Field(min_length=1)]
     experiments: Annotated[tuple[ServedExperiment, ...], Field(min_length=1)]
     sglang: EngineSettings
     vllm: EngineSettings
 
-    def engine(self, name: Literal["sglang", "vllm"]) -> EngineSettings:
+    def engine(self, name: ServingEngine) -> EngineSettings:
         """The settings of an engine."""
         return self.sglang if name == "sglang" else self.vllm

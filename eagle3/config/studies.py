@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from eagle3.config.methods import TreeSettings
-from eagle3.config.sections import Count, Name, NonNegative, Positive, Section
+from eagle3.config.sections import Count, Name, NewTokens, NonNegative, Positive, Section, Tasks
 
 
 class AblationSettings(Section):
@@ -28,9 +28,9 @@ class ScalingSettings(Section):
 class StudyEvaluation(Section):
     """How the drafts of a study are decoded with, at temperature 0."""
 
-    tasks: Annotated[tuple[Name, ...], Field(min_length=1)]
+    tasks: Tasks
     prompts_per_task: Count
-    max_new_tokens: Annotated[int, Field(ge=2)]
+    max_new_tokens: NewTokens
     repeats: Count
     tree: TreeSettings
 

@@ -10,9 +10,11 @@ from eagle3.config.sections import (
     Dtype,
     Engine,
     Name,
+    NewTokens,
     NonNegative,
     Section,
     Share,
+    Tasks,
     Temperature,
 )
 
@@ -51,16 +53,16 @@ class FinalSettings(Section):
 
     finalists: Count
     prompts_per_task: Count
-    max_new_tokens: Annotated[int, Field(ge=2)]
+    max_new_tokens: NewTokens
     repeats: Count
 
 
 class SweepSettings(Section):
     """Tuning by measured speed; ``early_stop`` is the chance that a trial as good as the best is stopped."""
 
-    tasks: Annotated[tuple[Name, ...], Field(min_length=1)]
+    tasks: Tasks
     prompts_per_task: Count
-    max_new_tokens: Annotated[int, Field(ge=2)]
+    max_new_tokens: NewTokens
     repeats: Count
     temperature: Temperature
     early_stop: Share

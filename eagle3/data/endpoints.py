@@ -19,7 +19,7 @@ import requests
 
 from eagle3.data.generate import Answered, Request
 from eagle3.decoding.sampling import Sampling
-from eagle3.serving.protocol import OPENAI_PATH, SGLANG_PATH, openai_body, sglang_body
+from eagle3.serving.protocol import OPENAI_PATH, SGLANG_PATH, openai_body, sglang_body, with_end_token
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds that a failing endpoint is left alone; doubled each time
 _GIVE_UP = 600.0  # seconds without an answer from any endpoint
@@ -51,11 +51,7 @@ class Endpoint:
             self._recognise()
         if self.kind == "sglang":
             answer = self._post(SGLANG_PATH, sglang_body(ids, max_tokens, sampling))
-            tokens, reason = list(answer["output_ids"]), answer["meta_info"]["finish_reason"]
-            matched = reason.get("matched")
-            if isinstance(matched, int) and tokens[-1:] != [matched]:
-                tokens.append(matched)  # the end token, where the server leaves it out
-            return tokens
+            return with_end_token(answer["output_ids"], answer["meta_info"]["finish_reason"])
         choice = self._post(OPENAI_PATH, openai_body(self.model, ids, max_tokens, sampling))["choices"][0]
         if choice.get("token_ids") is None:
             raise ValueError(

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from eagle3 import paths
-from eagle3.config import HeadMethod, MethodSettings, ServingSettings, Settings
+from eagle3.config import HeadMethod, MethodSettings, Settings
 from eagle3.decoding.generation import Decoder, Generation, Round
 from eagle3.decoding.sampling import Sampling
 from eagle3.measure.bench import Bench
@@ -64,9 +64,10 @@ class ServedDecoder:
 class Servers(AbstractContextManager["Servers"]):
     """Servers of one engine by name, started when first asked for and ended together."""
 
-    def __init__(self, settings: ServingSettings, engine: Engine, dtype: str, log_folder: Path) -> None:
-        self._settings, self._engine, self._dtype, self._logs = settings, engine, dtype, log_folder
-        self._own = settings.engine(engine)
+    def __init__(self, settings: Settings, engine: Engine) -> None:
+        self._settings, self._engine = settings.serving, engine
+        self._dtype, self._logs = settings.evaluate.dtype, paths.RUNS / "serving"
+        self._own = self._settings.engine(engine)
         self._options = translate(engine, self._own.options, print)
         self._running: dict[str, ExitStack] = {}
 
@@ -137,8 +138,7 @@ class ServedBench(Bench):
     @classmethod
     def start(cls, settings: Settings, engine: Engine, target: Target, stack: ExitStack) -> ServedBench:
         """A bench whose servers end with the stack; they start when a decoder is asked for."""
-        servers = Servers(settings.serving, engine, settings.evaluate.dtype, paths.RUNS / "serving")
-        return cls(target, paths.DRAFTS, engine, stack.enter_context(servers))
+        return cls(target, paths.DRAFTS, engine, stack.enter_context(Servers(settings, engine)))
 
     def __init__(self, target: Target, drafts: Path, engine: Engine, servers: Servers) -> None:
         super().__init__(target, drafts, target.dtype)
@@ -150,7 +150,9 @@ class ServedBench(Bench):
         return {"engine": self._engine, "version": self._version}
 
     def vanilla(self) -> Decoder:
-        """The baseline, served without a draft."""
+        """The baseline, served without a draft, and never through torch.compile: a row that is compiles the
+        target too.
+        """
         return self._served("vanilla", None)
 
     def decoder(self, method: MethodSettings) -> Decoder:
@@ -164,10 +166,7 @@ class ServedBench(Bench):
                 f"method {method.name!r} has drafter {method.drafter!r}: servers decode with drafter 'head' "
                 "alone; take it out, or set evaluate.engine to native"
             )
-        tree = method.tree
-        speculation = speculation_of(
-            self._folder / method.draft, tree.num_steps, tree.topk, tree.num_draft_tokens
-        )
+        speculation = speculation_of(self._folder / method.draft, **method.tree.model_dump())
         return self._served(method.name, speculation, method.backend == "compile")
 
     def tuned(self, configuration: Configuration, name: str) -> Decoder:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from eagle3.decoding.sampling import Sampling
 from eagle3.serving.engines import Engine
-from eagle3.serving.protocol import OPENAI_PATH, SGLANG_PATH, openai_body, sglang_body
+from eagle3.serving.protocol import OPENAI_PATH, SGLANG_PATH, openai_body, sglang_body, with_end_token
 from eagle3.serving.server import ServerError
 
 _TIMEOUT = (10.0, 600.0)  # seconds to connect, and between two pieces of an answer
@@ -83,11 +83,9 @@ class Client:
             if sglang:
                 # SGLang repeats the whole answer in every event; its number of tokens is the event's own.
                 meta = event["meta_info"]
-                fresh = event["output_ids"][len(tokens) : meta["completion_tokens"]]
                 finish = meta["finish_reason"] or {}
-                ended, matched = finish.get("type", ""), finish.get("matched")
-                if isinstance(matched, int) and [*tokens, *fresh][-1:] != [matched]:
-                    fresh = [*fresh, matched]  # the end token, where the server leaves it out
+                answer = with_end_token(event["output_ids"][: meta["completion_tokens"]], finish)
+                fresh, ended = answer[len(tokens) :], finish.get("type", "")
             elif event["choices"]:  # else the usage, which some servers always send last
                 choice = event["choices"][0]
                 fresh, ended = choice["token_ids"] or [], choice["finish_reason"] or ""
@@ -122,7 +120,7 @@ class Client:
     def version(self) -> str:
         """The engine's own version."""
         if self.engine == "sglang":
-            return str(self._get("/server_info").json()["version"])
+            return str(self.server_info()["version"])
         return str(self._get("/version").json()["version"])
 
     def server_info(self) -> dict[str, Any]:

@@ -10,9 +10,10 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-Engine = Literal["sglang", "vllm"]
+from eagle3.config.sections import ServingEngine as Engine
+
 Option = bool | int | float | str | Sequence[int | float | str] | None
 
 # SGLang's name of the algorithm by the draft's family.
@@ -59,6 +60,11 @@ class Speculation:
     num_steps: int
     topk: int
     num_draft_tokens: int
+
+    @property
+    def tree(self) -> dict[str, int]:
+        """The tree's part alone."""
+        return {key: getattr(self, key) for key in ("num_steps", "topk", "num_draft_tokens")}
 
 
 @dataclass(frozen=True)

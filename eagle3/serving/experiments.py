@@ -16,11 +16,10 @@ from eagle3.decoding.eagle_drafter import EagleDrafter
 from eagle3.decoding.engine import SpeculativeDecoder
 from eagle3.decoding.generation import Decoder
 from eagle3.decoding.tree import TreeShape
-from eagle3.decoding.vanilla import VanillaDecoder
+from eagle3.measure.bench import Bench
 from eagle3.measure.lock import timing_lock
 from eagle3.measure.prompts import task_prompts
 from eagle3.measure.rendering import ChatRenderer
-from eagle3.models.checkpoint import load_draft
 from eagle3.models.target import Target
 from eagle3.provenance import fingerprint_code, fingerprint_machine, hash_tree, write_json
 from eagle3.serving.agreement import STATE_TOLERANCE, agree, state_difference
@@ -43,7 +42,7 @@ def speculation_for(engine: Engine, experiment: ServedExperiment) -> Speculation
     tree, folder = experiment.tree, paths.DRAFTS / experiment.draft
     if engine == "vllm":
         return speculation_of(folder, tree.num_steps, 1, tree.num_steps + 1)
-    return speculation_of(folder, tree.num_steps, tree.topk, tree.num_draft_tokens)
+    return speculation_of(folder, **tree.model_dump())
 
 
 def measure_engine(
@@ -57,18 +56,19 @@ def measure_engine(
         ValueError: if none could be measured.
     """
     wanted, dtype = settings.serving, settings.evaluate.dtype
+    exact = dtype == "float32"  # else differences are rounding's, and say nothing
     target = Target.load(paths.TARGET, getattr(torch, dtype), device)
-    prompts = _prompts(settings, target)
+    bench, prompts = Bench(target, paths.DRAFTS, target.dtype), _prompts(settings, target)
     rows: list[dict[str, Any]] = []
     version = ""
     with ExitStack() as stack:
         stack.enter_context(timing_lock())
-        servers = stack.enter_context(Servers(wanted, engine, dtype, paths.RUNS / "serving"))
+        servers = stack.enter_context(Servers(settings, engine))
         for experiment in experiments:
             try:
                 speculation = speculation_for(engine, experiment)
                 url = servers.url(experiment.name, speculation, experiment.compile)
-                row = _measure(settings, engine, url, experiment, speculation, prompts, target)
+                row = _measure(settings, engine, url, experiment, speculation, prompts, bench)
                 version = row.pop("version")
             except ValueError as error:
                 print(f"{experiment.name} on {engine}: {error}")
@@ -81,7 +81,7 @@ def measure_engine(
         if not measured:
             raise ValueError(f"no experiment could be measured on {engine}; the reasons are above")
         states = None
-        if dtype == "float32":
+        if exact:
             try:
                 states = _states(engine, experiments, servers, prompts, target)
             except ValueError as error:
@@ -92,10 +92,10 @@ def measure_engine(
         "timed": wanted.engine(engine).timed,
         "prompts": len(prompts),
         "max_new_tokens": wanted.max_new_tokens,
-        "tokens_equal": _all(row["agreement"] for row in measured) if dtype == "float32" else None,
-        "acceptance_equal": _all((row["agreement"] for row in measured), "acceptance_equal")
-        if dtype == "float32"
-        else None,
+        **{
+            key: all(row["agreement"][key] for row in measured) if exact else None
+            for key in ("tokens_equal", "acceptance_equal")
+        },
         "hidden_states_equal": None if states is None else states <= STATE_TOLERANCE,
         "hidden_state_difference": states,
         "experiments": rows,
@@ -120,13 +120,12 @@ def measure_engine(
     return result
 
 
-def native_decoder(target: Target, speculation: Speculation | None) -> Decoder:
-    """This project's decoder with the same draft and tree, the draft's weights in the target's dtype."""
+def native_decoder(bench: Bench, speculation: Speculation | None) -> Decoder:
+    """This project's decoder with the same tree and the bench's draft of that name."""
     if speculation is None:
-        return VanillaDecoder(target)
-    draft = load_draft(speculation.draft, target, weights=target.dtype)
-    tree = TreeShape(speculation.num_steps, speculation.topk, speculation.num_draft_tokens)
-    return SpeculativeDecoder(target, EagleDrafter(draft, tree), "native")
+        return bench.vanilla()
+    drafter = EagleDrafter(bench.head(speculation.draft.name), TreeShape(**speculation.tree))
+    return SpeculativeDecoder(bench.target, drafter, "native")
 
 
 def _prompts(settings: Settings, target: Target) -> Prompts:
@@ -146,7 +145,7 @@ def _measure(
     experiment: ServedExperiment,
     speculation: Speculation | None,
     prompts: Prompts,
-    target: Target,
+    bench: Bench,
 ) -> dict[str, Any]:
     """One experiment on a running server: every level of concurrency, the counters, the agreement."""
     wanted, client = settings.serving, Client(engine, url)
@@ -169,13 +168,11 @@ def _measure(
         "name": experiment.name,
         "version": client.version(),
         "draft": experiment.draft,
-        "tree": None
-        if speculation is None
-        else {key: getattr(speculation, key) for key in ("num_steps", "topk", "num_draft_tokens")},
+        "tree": None if speculation is None else speculation.tree,
         "compile": experiment.compile,
         "levels": levels,
         "agreement": agree(
-            native_decoder(target, speculation), prompts, single, wanted.max_new_tokens
+            native_decoder(bench, speculation), prompts, single, wanted.max_new_tokens
         ).as_dict(),
     }
     if engine == "sglang" and speculation is not None:
@@ -209,10 +206,6 @@ def _reads_captured(experiment: ServedExperiment) -> bool:
         return False
     config: Path = paths.DRAFTS / experiment.draft / "config.json"
     return "Eagle3" in json.loads(config.read_text(encoding="utf-8"))["architectures"][0]
-
-
-def _all(agreements: Any, key: str = "tokens_equal") -> bool:
-    return all(bool(agreement[key]) for agreement in agreements)
 
 
 def _line(row: dict[str, Any]) -> str:

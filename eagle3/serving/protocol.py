@@ -1,8 +1,8 @@
-"""The two protocols: what a request for token ids looks like, and how a server is recognised."""
+"""The two protocols: what a request for token ids looks like, and where an answer ends."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from eagle3.decoding.sampling import Sampling
@@ -22,6 +22,17 @@ def sglang_body(ids: Sequence[int], max_tokens: int, sampling: Sampling) -> dict
             "sampling_seed": sampling.seed,
         },
     }
+
+
+def with_end_token(tokens: Sequence[int], finish_reason: Mapping[str, Any]) -> list[int]:
+    """SGLang's tokens of an answer that ended, the end token included also where the server leaves it out.
+
+    Args:
+        finish_reason: of its meta_info; "matched" is the end token, or a text where a stop text ended it.
+    """
+    matched = finish_reason.get("matched")
+    ended_by = [matched] if isinstance(matched, int) and list(tokens[-1:]) != [matched] else []
+    return [*tokens, *ended_by]
 
 
 def openai_body(model: str, ids: Sequence[int], max_tokens: int, sampling: Sampling) -> dict[str, Any]:

@@ -147,7 +147,8 @@ def _ending(process: subprocess.Popen[bytes]) -> str:
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End the server and all that it started; what does not go by itself is killed."""
     try:
-        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+        server = psutil.Process(process.pid)
+        family = [server, *server.children(recursive=True)]
     except psutil.NoSuchProcess:
         family = []
     if process.poll() is None:
@@ -161,8 +162,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     for member in family:
-        try:
+        with suppress(psutil.NoSuchProcess):
             member.kill()
-        except psutil.NoSuchProcess:
-            continue
     psutil.wait_procs(family, timeout=_GRACE)

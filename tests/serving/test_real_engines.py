@@ -17,6 +17,7 @@ from eagle3 import paths
 from eagle3.config import Settings
 from eagle3.data.endpoints import Endpoint
 from eagle3.decoding.sampling import Sampling
+from eagle3.measure.bench import Bench
 from eagle3.measure.prompts import task_prompts
 from eagle3.measure.rendering import ChatRenderer
 from eagle3.models.target import Target
@@ -48,6 +49,11 @@ def target(served_project: Path) -> Target:
 
 
 @pytest.fixture
+def bench(target: Target) -> Bench:
+    return Bench(target, paths.DRAFTS, target.dtype)
+
+
+@pytest.fixture
 def prompts(target: Target) -> list[tuple[str, list[int]]]:
     renderer = ChatRenderer(target.tokenizer, target.eos_token_ids)
     chosen = task_prompts(paths.TASKS, ["mt_bench", "gsm8k"], "held_out", 1)
@@ -65,13 +71,13 @@ def gate(
     served: Speculation,
     native: Speculation,
     prompts: list[tuple[str, list[int]]],
-    target: Target,
+    bench: Bench,
 ) -> Agreement:
     """The agreement of a draft that an engine serves with one that the native engine decodes with."""
-    with Servers(settings.serving, engine, "float32", paths.RUNS) as servers:
+    with Servers(settings, engine) as servers:
         url = servers.url("gate", served)
         answers, _ = answer_all(engine, url, [ids for _, ids in prompts], NEW_TOKENS, 1)
-    return agree(native_decoder(target, native), prompts, answers, NEW_TOKENS)
+    return agree(native_decoder(bench, native), prompts, answers, NEW_TOKENS)
 
 
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])
@@ -120,25 +126,25 @@ def broken(served_project: Path, request: pytest.FixtureRequest) -> Path:
 
 @pytest.mark.parametrize("broken", ["layer", "rope", "mapping"], indirect=True)
 def test_the_gate_catches_a_draft_that_is_read_wrongly(
-    broken: Path, settings: Settings, prompts: list[tuple[str, list[int]]], target: Target
+    broken: Path, settings: Settings, prompts: list[tuple[str, list[int]]], bench: Bench
 ) -> None:
     """A layer off by one, another rotary base, a mapping read as ids: lossless, and another acceptance."""
     right = speculation_of(paths.DRAFTS / "eagle3", 3, 1, 4)
     wrong = Speculation("eagle3", broken, 3, 1, 4)
-    result = gate(settings, "sglang", wrong, right, prompts, target)
+    result = gate(settings, "sglang", wrong, right, prompts, bench)
     assert result.tokens_equal, result.differences
     assert not result.acceptance_equal
 
 
 def test_regeneration_takes_the_engines_token_ids(
-    served_project: Path, settings: Settings, prompts: list[tuple[str, list[int]]], target: Target
+    served_project: Path, settings: Settings, prompts: list[tuple[str, list[int]]], bench: Bench
 ) -> None:
     """The protocols that `regenerate.endpoints` speaks, against the real servers."""
     engines: tuple[Engine, ...] = ("sglang", "vllm")
     for engine in engines:
-        with Servers(settings.serving, engine, "float32", paths.RUNS) as servers:
+        with Servers(settings, engine) as servers:
             endpoint = Endpoint(servers.url("vanilla", None))
             for _, ids in prompts[:2]:
                 tokens = endpoint.complete(ids, 12, Sampling())
-                mine = native_decoder(target, None).generate(ids, 12, Sampling())
+                mine = native_decoder(bench, None).generate(ids, 12, Sampling())
                 assert tuple(tokens) == mine.token_ids, engine
