@@ -20,6 +20,7 @@ constexpr int PANEL = 16;
 constexpr int LANES = 8;
 constexpr int ROWS_AT_ONCE = 6;  // 12 accumulators of the 16 vector registers
 constexpr int64_t K_BLOCK = 288, LINES_AHEAD = 64;
+constexpr uint32_t ONE_LINE = 1 << 16;
 typedef float Vector __attribute__((vector_size(LANES * sizeof(float)), aligned(4)));
 typedef uint16_t Half __attribute__((vector_size(LANES * sizeof(uint16_t)), aligned(2)));
 typedef uint32_t Word __attribute__((vector_size(LANES * sizeof(uint32_t))));
@@ -34,6 +35,25 @@ inline Vector load(const uint16_t* p) {
 
 inline float sum_lanes(Vector v) {
   return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
+}
+
+#ifdef __clang__
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (Word){__VA_ARGS__})
+#endif
+
+// sum_lanes of eight vectors at once, by the same additions in the same order.
+inline Vector sum_lanes_of_each(const Vector (&v)[LANES]) {
+  Vector halves[4];  // of vectors r and r + 4: lanes i + (i + 4), side by side
+  for (int r = 0; r < 4; r++)
+    halves[r] = SHUFFLE(v[r], v[r + 4], 0, 1, 2, 3, 8, 9, 10, 11) + SHUFFLE(v[r], v[r + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+  Vector quarters[2];  // of vectors r, r + 1, r + 4, r + 5
+  for (int r = 0; r < 2; r++)
+    quarters[r] = SHUFFLE(halves[2 * r], halves[2 * r + 1], 0, 1, 8, 9, 4, 5, 12, 13) +
+                  SHUFFLE(halves[2 * r], halves[2 * r + 1], 2, 3, 10, 11, 6, 7, 14, 15);
+  return SHUFFLE(quarters[0], quarters[1], 0, 2, 8, 10, 4, 6, 12, 14) +
+         SHUFFLE(quarters[0], quarters[1], 1, 3, 9, 11, 5, 7, 13, 15);
 }
 
 // exp by range reduction and a degree-5 polynomial (Cephes expf); below -87 it is zero. Relative error about 1e-7.
@@ -61,18 +81,21 @@ inline Vector exponential(Vector x) {
 // Each output is one sum over ascending k in its own accumulator, whatever the number of rows. Between two blocks of k
 // the accumulators wait in `sums` [ROWS, PANEL]: storing a float and reading it again does not change it.
 //
-// ahead, share: while it computes, the block asks for lines ahead, ahead + share, ahead + 2 share, ... of the stream.
-// Without it, waiting for memory and computing take turns instead of overlapping.
+// ahead, share: while it computes, the block asks for lines ahead, ahead + share, ahead + 2 share, ... of the stream, with
+// share in units of 1 / ONE_LINE (floating point would take the place of products). Without it, waiting for memory and
+// computing take turns instead of overlapping.
 template <int ROWS, typename Weight>
 inline void block(const float* x, int64_t x_stride, const Weight* panel, float* sums, int64_t k_count, bool first,
-                  const Weight* ahead, float share) {
+                  const Weight* ahead, uint32_t share) {
   Vector low[ROWS], high[ROWS];
   for (int r = 0; r < ROWS; r++) {
     low[r] = first ? Vector{} : load(sums + r * PANEL);
     high[r] = first ? Vector{} : load(sums + r * PANEL + LANES);
   }
+  uint64_t line = 0;
   for (int64_t k = 0; k < k_count; k++) {
-    __builtin_prefetch(ahead + static_cast<int64_t>(k * share) * PANEL, 0, 3);
+    __builtin_prefetch(ahead + line / ONE_LINE * PANEL, 0, 3);
+    line += share;
     const Vector a = load(panel + k * PANEL), b = load(panel + k * PANEL + LANES);
     for (int r = 0; r < ROWS; r++) {
       const float value = x[r * x_stride + k];
@@ -93,7 +116,7 @@ void linear(const float* x, const Weight* packed, const float* bias, float* y, i
   // first and from the first-level cache by the others, while every group asks for its share of the next block.
   const int64_t groups = (M + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
   const int64_t k_block = groups > 1 ? std::min(K, K_BLOCK) : K;
-  const float share = 1.0f / groups;
+  const uint32_t share = ONE_LINE / groups;
 #pragma omp parallel
   {
     std::vector<float> sums(M * PANEL);
@@ -188,28 +211,34 @@ inline void weigh(const Slots& slots, const float* scores, const float* inverse,
 template <int HEADS>
 inline void attend(const float* query, const Slots& slots, float* scores, float scale, float* result, int64_t D) {
   const int64_t full = D / LANES * LANES;  // the part of a head that fills vectors
-  float highest[HEADS], inverse[HEADS];
-  for (int g = 0; g < HEADS; g++) highest[g] = -std::numeric_limits<float>::infinity();
-  for (int64_t j = 0; j < slots.count; j++) {
-    const float* key = slots.keys + slots.at(j) * D;
-    Vector dot[HEADS] = {};
-    for (int64_t d = 0; d < full; d += LANES) {
-      const Vector part = load(key + d);
-      for (int g = 0; g < HEADS; g++) dot[g] += load(query + g * D + d) * part;
-    }
+  float inverse[HEADS];
+  Vector highest[HEADS];
+  for (int g = 0; g < HEADS; g++) highest[g] = Vector{} - std::numeric_limits<float>::infinity();
+  for (int64_t j = 0; j < slots.padded; j += LANES) {
+    const float* key[LANES];
+    for (int i = 0; i < LANES; i++) key[i] = slots.keys + slots.at(std::min(j + i, slots.count - 1)) * D;
     for (int g = 0; g < HEADS; g++) {
-      float total = sum_lanes(dot[g]);
-      for (int64_t d = full; d < D; d++) total += query[g * D + d] * key[d];
-      scores[g * slots.padded + j] = total * scale;
-      highest[g] = std::max(highest[g], total * scale);
+      Vector dot[LANES] = {};
+      for (int64_t d = 0; d < full; d += LANES) {
+        const Vector part = load(query + g * D + d);
+        for (int i = 0; i < LANES; i++) dot[i] += part * load(key[i] + d);
+      }
+      Vector total = sum_lanes_of_each(dot);
+      for (int64_t d = full; d < D; d++)
+        for (int i = 0; i < LANES; i++) total[i] += query[g * D + d] * key[i][d];
+      total *= scale;
+      for (int i = slots.count - j; i < LANES; i++) total[i] = -std::numeric_limits<float>::infinity();
+      highest[g] = total > highest[g] ? total : highest[g];
+      std::memcpy(scores + g * slots.padded + j, &total, sizeof(Vector));
     }
   }
   for (int g = 0; g < HEADS; g++) {
     float* mine = scores + g * slots.padded;
-    for (int64_t j = slots.count; j < slots.padded; j++) mine[j] = -std::numeric_limits<float>::infinity();
+    float peak = highest[g][0];
+    for (int i = 1; i < LANES; i++) peak = std::max(peak, highest[g][i]);
     Vector totals = {};
     for (int64_t j = 0; j < slots.padded; j += LANES) {
-      const Vector e = exponential(load(mine + j) - highest[g]);
+      const Vector e = exponential(load(mine + j) - peak);
       totals += e;
       std::memcpy(mine + j, &e, sizeof(Vector));
     }
