@@ -34,11 +34,7 @@ def main() -> None:
             settings.seed,
             paths.REGENERATED,
             paths.HIDDEN_STATES,
-            identity={
-                "target": hash_tree(paths.TARGET),
-                "prompts": hash_tree(paths.PROMPTS),
-                "code": hash_stage_code("regenerate"),
-            },
+            identity={"target": hash_tree(paths.TARGET), "code": hash_stage_code("regenerate")},
         )
         run.log_metrics({key: value for key, value in manifest.items() if isinstance(value, int | float)})
         run.log_metrics({f"finished.{reason}": count for reason, count in manifest["finish_reason"].items()})

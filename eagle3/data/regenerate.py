@@ -7,7 +7,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from eagle3.config import RegenerateSettings
 from eagle3.data import chat
+from eagle3.data.earlier import EarlierRows, forget, set_aside
 from eagle3.data.endpoints import answer_from_endpoints
 from eagle3.data.generate import Answered, Request, answer
 from eagle3.data.prompt import Prompt
@@ -32,7 +33,12 @@ class _Group:
 
     index: int
     prompts: Sequence[tuple[Prompt, str]]
+    earlier: dict[str, Row] = field(default_factory=dict)
     answered: dict[str, Answered] = field(default_factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        return len(self.earlier) + len(self.answered) == len(self.prompts)
 
 
 def regenerate(
@@ -47,11 +53,12 @@ def regenerate(
     """Answer every prompt and write the rows, in the prompts' order, `group_size` a shard.
 
     A shard is written when all its rows are there. After a kill the same call goes on with the missing
-    shards; with other settings, prompts or target it starts over and says so.
+    shards. With other prompts it keeps the rows of those that are the same, so that adding prompts costs only
+    their own answers; with other settings or another target it starts over. It says which.
 
     Args:
         prompts: each with its split, "train" or "validation".
-        identity: what else the answers depend on (target hash, prompts hash); kept beside the shards.
+        identity: what else the answers depend on (hashes of target and code); kept beside the shards.
 
     Returns:
         The manifest: counts and reasons.
@@ -64,10 +71,14 @@ def regenerate(
     decisive = settings.model_dump(exclude={"endpoints", "concurrency"}) | {
         "served": bool(settings.endpoints)
     }
-    key = hash_object({"settings": decisive, "seed": seed, **identity})
-    _prepare_folders(rows_folder, hidden_folder, key)
     requests, left_out = _requests(target, prompts, settings)
     usable = [(prompt, split) for prompt, split in prompts if prompt.id in requests]
+    asked = [(prompt.id, prompt.source, split, requests[prompt.id].segments) for prompt, split in usable]
+    marker = {
+        "key": hash_object({"settings": decisive, "seed": seed, **identity}),
+        "prompts": hash_object(asked),
+    }
+    _prepare_folders(rows_folder, hidden_folder, marker)
     groups = [
         _Group(index, usable[start : start + settings.group_size])
         for index, start in enumerate(range(0, len(usable), settings.group_size))
@@ -75,7 +86,17 @@ def regenerate(
     missing = [group for group in groups if not (rows_folder / f"{shard_name(group.index)}.jsonl").exists()]
     if len(missing) < len(groups):
         print(f"resuming: {len(groups) - len(missing)} of {len(groups)} shards are there already", flush=True)
-    waiting = {prompt.id: group for group in missing for prompt, _ in group.prompts}
+    earlier = EarlierRows(rows_folder, hidden_folder if settings.capture_hidden_states else None)
+    for group in missing:
+        group.earlier = earlier.matching(requests[prompt.id] for prompt, _ in group.prompts)
+    if kept := sum(len(group.earlier) for group in missing):
+        print(f"other prompts: {kept} of {len(usable)} are the same and keep their answers", flush=True)
+    for group in missing:
+        if group.complete:
+            _write_group(target, group, settings, earlier, rows_folder, hidden_folder)
+    waiting = {
+        prompt.id: group for group in missing for prompt, _ in group.prompts if prompt.id not in group.earlier
+    }
     started, tokens = time.monotonic(), 0
     with tqdm(total=len(usable), initial=len(usable) - len(waiting), unit="prompt", desc="regenerate") as bar:
         for answered in _answers(target, (requests[row_id] for row_id in waiting), settings, sampling):
@@ -84,11 +105,12 @@ def regenerate(
             bar.set_postfix_str(f"{tokens / (time.monotonic() - started):.0f} tokens/s")
             group = waiting[answered.id]
             group.answered[answered.id] = answered
-            if len(group.answered) == len(group.prompts):
-                _write_group(target, group, settings, rows_folder, hidden_folder)
+            if group.complete:
+                _write_group(target, group, settings, earlier, rows_folder, hidden_folder)
                 group.answered.clear()
+    forget(rows_folder, hidden_folder)
     manifest = _summary(rows_folder, left_out)
-    write_json(rows_folder / MANIFEST, manifest | {"identity": identity})
+    write_json(rows_folder / MANIFEST, manifest | {"identity": identity | {"prompts": marker["prompts"]}})
     return manifest
 
 
@@ -118,20 +140,25 @@ def _answers(
     )
 
 
-def _prepare_folders(rows_folder: Path, hidden_folder: Path, key: str) -> None:
-    """Keep the shards of the same regeneration, remove those of another."""
-    marker = rows_folder / RESUME_KEY
-    if marker.exists() and json.loads(marker.read_text())["key"] != key:
-        print(f"{rows_folder}: made with other settings, prompts or target; starting over", flush=True)
-        marker.unlink()
-    for folder in (rows_folder, hidden_folder):  # what a kill left of a shard half written
-        for path in folder.glob(".*.shard-*"):
-            path.unlink()
-    if not marker.exists():
-        for folder in (rows_folder, hidden_folder):
+def _prepare_folders(rows_folder: Path, hidden_folder: Path, marker: dict[str, str]) -> None:
+    """Keep the shards of the same regeneration, set those of other prompts aside, remove all others."""
+    path, folders = rows_folder / RESUME_KEY, (rows_folder, hidden_folder)
+    found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    for folder in folders:  # what a kill left of a shard half written
+        for torn in folder.glob(".*.shard-*"):
+            torn.unlink()
+    if found == marker:
+        return
+    if found is None or found["key"] != marker["key"]:
+        if found is not None:
+            print(f"{rows_folder}: made with other settings or another target; starting over", flush=True)
+        for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
-        write_json(marker, {"key": key})
+    else:
+        (rows_folder / MANIFEST).unlink(missing_ok=True)
+        set_aside(*folders)
+    write_json(path, marker)
 
 
 def _requests(
@@ -168,11 +195,19 @@ def _segments(target: Target, prompt: Prompt) -> tuple[tuple[int, ...], ...]:
 
 
 def _write_group(
-    target: Target, group: _Group, settings: RegenerateSettings, rows_folder: Path, hidden_folder: Path
+    target: Target,
+    group: _Group,
+    settings: RegenerateSettings,
+    earlier: EarlierRows,
+    rows_folder: Path,
+    hidden_folder: Path,
 ) -> None:
     kept = list(_rows(target, group, settings))
     if settings.capture_hidden_states:
-        states = [group.answered[row.id].hidden for row in kept]
+        states = [
+            earlier.hidden(row.id) if row.id in group.earlier else group.answered[row.id].hidden
+            for row in kept
+        ]
         write_hidden_states(
             hidden_folder, group.index, [row.id for row in kept], [s for s in states if s is not None]
         )
@@ -181,6 +216,9 @@ def _write_group(
 
 def _rows(target: Target, group: _Group, settings: RegenerateSettings) -> Iterator[Row]:
     for prompt, split in group.prompts:
+        if prompt.id in group.earlier:
+            yield replace(group.earlier[prompt.id], source=prompt.source, split=split)
+            continue
         answered = group.answered[prompt.id]
         if answered.finish_reason == "length" and settings.incomplete == "drop":
             continue

@@ -61,15 +61,16 @@ def read_rows(folder: Path) -> list[Row]:
     """
     if not (folder / MANIFEST).exists():
         raise ValueError(f"{folder}: no finished regeneration there; run python experiments/regenerate.py")
-    rows = [row for path in sorted(folder.glob("shard-*.jsonl")) for row in _read_shard(path)]
+    rows = list(read_shards(folder))
     if not rows:
         raise ValueError(f"{folder}: holds no rows; see {folder / MANIFEST} for what was left out and why")
     return rows
 
 
-def _read_shard(path: Path) -> Iterator[Row]:
-    with path.open(encoding="utf-8") as stream:
-        for line in stream:
+def read_shards(folder: Path) -> Iterator[Row]:
+    """The rows of every shard that is there, in order, whether or not the regeneration has finished."""
+    for path in sorted(folder.glob("shard-*.jsonl")):
+        for line in path.open(encoding="utf-8"):
             values = json.loads(line)
             values["token_ids"] = tuple(values["token_ids"])
             values["answer_spans"] = tuple((start, end) for start, end in values["answer_spans"])

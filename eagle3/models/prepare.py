@@ -44,7 +44,8 @@ def prepare_target(
         if capture_layers is None
         else check_capture_layers(capture_layers, config.num_hidden_layers)
     )
-    model = AutoModelForCausalLM.from_pretrained(location, dtype=torch.float32, **gguf)
+    # With its configuration at hand: reading the metadata of a GGUF file takes seconds.
+    model = AutoModelForCausalLM.from_pretrained(location, config=config, dtype=torch.float32, **gguf)
     tokenizer = AutoTokenizer.from_pretrained(location, **gguf)
     if gguf:
         model = _dequantised(model)

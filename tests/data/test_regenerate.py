@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ PROMPTS = [
     )
     for index in range(20)
 ]
-IDENTITY = {"target": "t", "prompts": "p"}
+IDENTITY = {"target": "t", "code": "c"}
 
 
 def settings(**changes: Any) -> RegenerateSettings:
@@ -172,7 +173,7 @@ def test_manifest_counts_what_is_there(whole: Workspace) -> None:
         reason: sum(row.finish_reason == reason for row in rows) for reason in ("length", "stop")
     }
     assert manifest["left_out"] == {}
-    assert manifest["identity"] == IDENTITY
+    assert manifest["identity"].items() > IDENTITY.items()
 
 
 def test_without_capture_the_rows_are_the_same_and_nothing_else_is_written(
@@ -290,7 +291,7 @@ def test_a_finished_regeneration_is_not_done_again(target: Target, whole: Worksp
 CHANGES: dict[str, dict[str, Any]] = {
     "settings": {"changes": {"temperature": 0.5}},
     "seed": {"seed": 1},
-    "target or prompts": {"identity": {"target": "other", "prompts": "p"}},
+    "target or code": {"identity": {"target": "other", "code": "c"}},
 }
 
 
@@ -306,6 +307,90 @@ def test_shards_of_another_regeneration_are_not_kept(
     assert "starting over" in capsys.readouterr().out
     fresh.run(**CHANGES[name])
     assert reused.hashes() == fresh.hashes()
+
+
+# --- other prompts ---
+
+
+def counting_target(target: Target) -> tuple[Target, list[int]]:
+    """A target that notes the rows of each of its forwards."""
+    other, rows = copy.copy(target), []
+
+    def forward(input_ids: Any, *arguments: Any, **options: Any) -> Any:
+        rows.append(len(input_ids))
+        return target.forward(input_ids, *arguments, **options)
+
+    other.forward = forward  # type: ignore[method-assign]
+    return other, rows
+
+
+def test_added_prompts_cost_their_own_answers_and_give_the_bytes_of_one_run(
+    target: Target, whole: Workspace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """More prompts are the way to a better draft: what is answered already is not answered again."""
+    some = [pair for index, pair in enumerate(PROMPTS) if index % 3]
+    Workspace(tmp_path / "grown", target).run(prompts=some)
+    counting, rows = counting_target(target)
+    grown = Workspace(tmp_path / "grown", counting)
+    manifest = grown.run()
+    assert f"{len(some)} of 20 are the same and keep their answers" in capsys.readouterr().out
+    assert grown.hashes() == whole.hashes()
+    assert manifest.items() < json.loads((whole.rows / "manifest.json").read_text()).items()
+    fresh, all_rows = counting_target(target)
+    Workspace(tmp_path / "fresh", fresh).run()
+    assert 0 < sum(rows) < sum(all_rows) / 2
+
+
+def test_prompts_that_went_take_their_rows_with_them(target: Target, tmp_path: Path) -> None:
+    some = PROMPTS[3:11]
+    shrunk, fresh = Workspace(tmp_path / "shrunk", target), Workspace(tmp_path / "fresh", target)
+    shrunk.run()
+    shrunk.run(prompts=some)
+    fresh.run(prompts=some)
+    assert shrunk.hashes() == fresh.hashes()
+
+
+@pytest.mark.parametrize("after", [0, 3, 8])
+def test_a_kill_while_prompts_are_added_loses_no_answer(
+    target: Target, whole: Workspace, tmp_path: Path, after: int
+) -> None:
+    """Nor do other prompts after that kill."""
+    Workspace(tmp_path, target).run(prompts=PROMPTS[:12])
+    for chosen in (PROMPTS[::-1], PROMPTS):
+        with pytest.raises(Killed):
+            Workspace(tmp_path, killing_target(target, after)).run(prompts=chosen)
+        with pytest.raises(ValueError, match="no finished regeneration"):
+            read_rows(tmp_path / "rows")
+    counting, rows = counting_target(target)
+    resumed = Workspace(tmp_path, counting)
+    resumed.run()
+    assert resumed.hashes() == whole.hashes()
+    fresh, all_rows = counting_target(target)
+    Workspace(tmp_path / "fresh", fresh).run()
+    assert sum(rows) < sum(all_rows)
+
+
+def test_a_prompt_that_changed_under_its_id_is_answered_anew(target: Target, tmp_path: Path) -> None:
+    """Its first turn, a later turn, its system message; and what only names it costs nothing."""
+    changed = [*PROMPTS]
+    changed[2] = (replace(PROMPTS[2][0], turns=("another question",)), "train")
+    changed[5] = (replace(PROMPTS[5][0], turns=(*PROMPTS[5][0].turns[:1], "quick fox")), "train")
+    changed[6] = (replace(PROMPTS[6][0], system="the dog"), "train")
+    changed[8] = (replace(PROMPTS[8][0], source="elsewhere"), "validation")
+    reused, fresh = Workspace(tmp_path / "reused", target), Workspace(tmp_path / "fresh", target)
+    reused.run()
+    reused.run(prompts=changed)
+    fresh.run(prompts=changed)
+    assert reused.hashes() == fresh.hashes()
+
+
+def test_rows_without_hidden_states_are_not_kept_where_those_are_captured(
+    whole: Workspace, workspace: Workspace
+) -> None:
+    workspace.run(prompts=PROMPTS[:12])
+    (workspace.hidden / "shard-00001.safetensors").unlink()
+    workspace.run()
+    assert workspace.hashes() == whole.hashes()
 
 
 # --- what is left out ---
