@@ -147,6 +147,8 @@ def conclude(tracker: Tracker, run: TrackedRun, session: "Session", outcome: "Ou
     flags = sglang_flags(speculation_of(paths.DRAFTS / configuration.draft, **configuration.tree))
     write_best(BEST, outcome, flags, session.marks, command)
     run.log_artifact(BEST)
+    if configuration.confidence:
+        print(f"SGLang drafts every tree whole: confidence {configuration.confidence:g} has no flag there")
     print(f"for SGLang: {flags}\nwritten to {BEST}")
 
 

@@ -106,6 +106,11 @@ class Settings(Section):
                 f"sweep.space: threads {list(space.threads)} and draft_dtypes {list(space.draft_dtypes)} "
                 f"cannot be varied with engine {self.sweep.engine}; give one value each"
             )
+        if self.sweep.engine != "native" and any(space.confidences):
+            raise ValueError(
+                f"sweep.space.confidences: {list(space.confidences)}, but {self.sweep.engine} drafts every "
+                "tree whole; set it to [0.0]"
+            )
         if self.sweep.engine == "vllm" and space.max_topk > 1:
             raise ValueError(
                 f"sweep.space.max_topk: {space.max_topk}, but vLLM drafts chains only; set it to 1"

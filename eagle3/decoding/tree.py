@@ -5,6 +5,7 @@ A node's score is the log-probability of the path to it under the draft.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -37,7 +38,8 @@ class TreeShape:
     """A dynamic draft tree (EAGLE-2, arXiv 2406.16858), with SGLang's parameter names and constraints.
 
     Each of `num_steps` levels expands the `topk` best nodes of the level before into `topk` children each; at
-    the end the best `num_draft_tokens - 1` of all nodes are kept with the root. `topk = 1` is a chain.
+    the end the best `num_draft_tokens - 1` of all nodes are kept with the root. `topk = 1` is a chain. A node
+    whose path has a probability below `confidence` under the draft is neither expanded nor kept.
 
     Raises:
         ValueError: if no such tree exists.
@@ -46,8 +48,11 @@ class TreeShape:
     num_steps: int
     topk: int
     num_draft_tokens: int
+    confidence: float = 0.0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.confidence < 1:
+            raise ValueError(f"confidence = {self.confidence}: must be at least 0 and below 1")
         for name, low in (("num_steps", 1), ("topk", 1), ("num_draft_tokens", 2)):
             if getattr(self, name) < low:
                 raise ValueError(f"{name} = {getattr(self, name)}: must be at least {low}")
@@ -175,6 +180,7 @@ class DynamicGrowth(Growth):
         super().__init__(root)
         self.shape = shape
         self.level = 0
+        self._least = math.log(shape.confidence) if shape.confidence else -math.inf
 
     def extend(self, tokens: Sequence[Sequence[int]], log_probs: Sequence[Sequence[float]]) -> list[int]:
         first = len(self.tokens)
@@ -183,14 +189,18 @@ class DynamicGrowth(Growth):
         self.level += 1
         self.frontier = []
         if self.level < self.shape.num_steps:
-            self.frontier = best(self.scores, range(first, len(self.tokens)), self.shape.topk)
+            self.frontier = self._best(range(first, len(self.tokens)), self.shape.topk)
         return self.frontier
 
     def finish(self) -> DraftTree:
         # Nodes are numbered level by level, so equal scores prefer the shallow one and every kept node's
         # parent, which scores at least as much, is kept too.
-        kept = best(self.scores, range(1, len(self.tokens)), self.shape.num_draft_tokens - 1)
+        kept = self._best(range(1, len(self.tokens)), self.shape.num_draft_tokens - 1)
         return arrange(self.tokens, self.parents, kept)
+
+    def _best(self, nodes: Sequence[int], count: int) -> list[int]:
+        """The `count` best of those that are likely enough."""
+        return best(self.scores, [node for node in nodes if self.scores[node] >= self._least], count)
 
 
 class StaticGrowth(Growth):

@@ -91,7 +91,8 @@ class Bench:
         """The decoder of a configuration that a sweep tried."""
         dtype = getattr(torch, configuration.draft_dtype)
         head = self.head(configuration.draft, dtype, configuration.backend)
-        return SpeculativeDecoder(self.target, EagleDrafter(head, TreeShape(**configuration.tree)), name)
+        shape = TreeShape(**configuration.tree, confidence=configuration.confidence)
+        return SpeculativeDecoder(self.target, EagleDrafter(head, shape), name)
 
     def evaluate(
         self,

@@ -40,6 +40,7 @@ def describe_plan(
         f"draft_dtype       {', '.join(space.draft_dtypes)}",
         f"threads           {', '.join(str(number) if number else 'all' for number in space.threads)}",
         f"backends          {', '.join(space.backends)}",
+        f"confidence        {', '.join(f'{value:g}' for value in space.confidences)}",
         f"{len(configurations)} feasible configurations, {chains} of them chains",
         f"first: {', '.join(f'{space.label(item)} ({name})' for name, item in first)}",
         f"each trial: {len(prompts)} prompts with {answers} answers, and vanilla's beside them",

@@ -101,7 +101,8 @@ def cost_model_rows(known: Mapping[Configuration, Measurement], space: Space) ->
 
 def predictions(model: CostModel, space: Space, count: int = _PREDICTIONS) -> list[dict[str, Any]]:
     """The configurations that the model predicts to be fastest."""
-    best: Iterable[Configuration] = sorted(space.configurations(), key=lambda item: -model.speedup(item))
+    predictable = [item for item in space.configurations() if item.confidence == 0]
+    best: Iterable[Configuration] = sorted(predictable, key=lambda item: -model.speedup(item))
     return [
         {
             "name": space.label(item),

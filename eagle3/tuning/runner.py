@@ -168,7 +168,8 @@ class Runner:
 
     def _favourite(self, model: CostModel, records: list[Record]) -> Configuration | None:
         """The configuration without a measurement that the model predicts to be fastest."""
-        return max(self._unknown(records), key=model.speedup, default=None)
+        predictable = [item for item in self._unknown(records) if item.confidence == 0]
+        return max(predictable, key=model.speedup, default=None)
 
     def _report(self, number: int, seconds: float) -> None:
         records = self.study.records()

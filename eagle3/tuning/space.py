@@ -28,6 +28,7 @@ class Configuration:
     draft_dtype: str
     threads: int
     backend: str = "kernels"  # what computes the draft: see `config.HeadMethod`
+    confidence: float = 0.0  # of the path to a node, below which it is not drafted: see `TreeShape`
 
     @property
     def tree(self) -> dict[str, int]:
@@ -69,6 +70,7 @@ class Space:
     draft_dtypes: tuple[str, ...]
     threads: tuple[int, ...]
     backends: tuple[str, ...] = ("kernels",)
+    confidences: tuple[float, ...] = (0.0,)
 
     def configurations(self) -> Iterator[Configuration]:
         """Every configuration once."""
@@ -78,12 +80,14 @@ class Space:
             for topk in range(1, self.max_topk + 1)
             for tokens in self.budgets(steps, topk)
         ]
-        for draft, dtype, threads, backend in self._options():
-            yield from (Configuration(draft, *tree, dtype, threads, backend) for tree in trees)
+        for draft, *options in self._options():
+            yield from (Configuration(draft, *tree, *options) for tree in trees)
 
-    def _options(self) -> Iterator[tuple[str, str, int, str]]:
-        """Every choice of draft, dtype, threads and backend."""
-        return itertools.product(self.drafts, self.draft_dtypes, self.threads, self.backends)
+    def _options(self) -> Iterator[tuple[Any, ...]]:
+        """Every choice of draft, and of what stands behind the tree in a configuration."""
+        return itertools.product(
+            self.drafts, self.draft_dtypes, self.threads, self.backends, self.confidences
+        )
 
     def budgets(self, num_steps: int, topk: int) -> range:
         """Token budgets of the trees with these levels and branching."""
@@ -96,6 +100,7 @@ class Space:
             and configuration.draft_dtype in self.draft_dtypes
             and configuration.threads in self.threads
             and configuration.backend in self.backends
+            and configuration.confidence in self.confidences
             and 1 <= configuration.num_steps <= self.max_num_steps
             and 1 <= configuration.topk <= self.max_topk
             and configuration.num_draft_tokens in self.budgets(configuration.num_steps, configuration.topk)
@@ -103,7 +108,8 @@ class Space:
 
     def default(self, tree: tuple[int, int, int]) -> Configuration:
         """A tree with the first draft and the first of every option."""
-        return Configuration(self.drafts[0], *tree, self.draft_dtypes[0], self.threads[0], self.backends[0])
+        draft, *options = next(self._options())
+        return Configuration(draft, *tree, *options)
 
     def known(self) -> dict[str, Configuration]:
         """The well-known trees that lie in the space, by name."""
@@ -115,8 +121,8 @@ class Space:
     ) -> list[Configuration]:
         """The configurations at the given points, chains with the budget that follows; without repetition."""
         points = (
-            Configuration(draft, steps, width, steps + 1 if width == 1 else tokens, dtype, threads, backend)
-            for draft, dtype, threads, backend in self._options()
+            Configuration(draft, steps, width, steps + 1 if width == 1 else tokens, *options)
+            for draft, *options in self._options()
             for steps in num_steps
             for width in topk
             for tokens in num_draft_tokens
@@ -134,6 +140,8 @@ class Space:
             parts.append(f"{configuration.threads} threads")
         if len(self.backends) > 1:
             parts.append(configuration.backend)
+        if len(self.confidences) > 1:
+            parts.append(f"confidence {configuration.confidence:g}")
         return " ".join(parts)
 
     def suggest(self, trial: optuna.Trial, always_fill: bool = False) -> Configuration:
@@ -156,6 +164,7 @@ class Space:
             _choose(trial, "draft_dtype", self.draft_dtypes),
             _choose(trial, "threads", self.threads),
             _choose(trial, "backend", self.backends),
+            _choose(trial, "confidence", self.confidences),
         )
 
     def parameters(self, configuration: Configuration, always_fill: bool = False) -> dict[str, Any]:
@@ -170,6 +179,7 @@ class Space:
             ("draft_dtype", self.draft_dtypes),
             ("threads", self.threads),
             ("backend", self.backends),
+            ("confidence", self.confidences),
         ):
             if len(options) > 1:
                 values[key] = getattr(configuration, key)

@@ -60,6 +60,9 @@ SHAPES: list[Shape] = [
     # Verification nearly free, and as dear as a draft step: whole trees, and short ones.
     AdaptiveShape(TreeShape(4, 3, 20), RoundCosts((0.0, *(1 + 0.001 * n for n in range(20))), 0.01, 0.0)),
     AdaptiveShape(TreeShape(4, 3, 20), RoundCosts((0.0, *(1 + 0.1 * n for n in range(20))), 0.1, 0.1)),
+    # Trees cut short, and rounds that draft nothing at all.
+    TreeShape(4, 3, 24, confidence=0.004),
+    TreeShape(4, 3, 24, confidence=0.5),
 ]
 
 

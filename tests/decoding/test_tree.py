@@ -85,6 +85,17 @@ def test_each_level_expands_the_best_nodes_of_the_level_before(seed: int) -> Non
     assert len(growth.tokens) == 1 + 3 + 9 + 9
 
 
+@pytest.mark.parametrize("confidence", [0.05, 0.2, 0.999])
+@pytest.mark.parametrize("seed", range(5))
+def test_unlikely_paths_are_neither_expanded_nor_kept(seed: int, confidence: float) -> None:
+    growth = TreeShape(3, 3, 13, confidence).grow(0)
+    tree = grow(growth, 3, seed, (-0.3, -1.2, -2.0))
+    likely = {node for node, score in enumerate(growth.scores) if math.exp(score) >= confidence}
+    assert {growth.parents[node] for node in range(1, len(growth.tokens))} <= likely
+    assert len(tree.tokens) == min(13, len(likely))
+    assert (len(tree.tokens) == 1) == (confidence == 0.999)
+
+
 def test_scores_multiply_along_the_path() -> None:
     growth = TreeShape(2, 2, 4).grow(0)
     growth.extend([[5, 6]], [[math.log(0.6), math.log(0.3)]])

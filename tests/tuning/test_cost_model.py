@@ -1,6 +1,7 @@
 """From few configurations whose costs follow the formulas, the model finds costs and acceptance."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,17 @@ def records() -> list[Record]:
         Record(number, "complete", item, found, found, "tpe", "", 3.0, 0.0)
         for number, (item, found) in enumerate(measured().items())
     ]
+
+
+def test_trees_that_end_by_confidence_teach_the_model_nothing_and_are_not_predicted() -> None:
+    """Their size is not known beforehand: the formulas do not hold for them."""
+    known = {configuration(tree): follows_the_truth(configuration(tree)) for tree in TREES}
+    cut = replace(configuration((5, 8, 64)), confidence=0.2)
+    with_cut = {**known, cut: follows_the_truth(configuration((1, 1, 2)))}
+    model = CostModel.fit(known)
+    assert model is not None
+    assert CostModel.fit(with_cut) == model
+    assert cut not in prediction_errors(with_cut)
 
 
 def test_acceptance_is_found() -> None:

@@ -7,7 +7,9 @@ from eagle3.decoding.tree import TreeShape
 from eagle3.tuning.space import Configuration, Space
 from tests.tuning.fakes import SPACE
 
-TWO_OF_ALL = Space(("eagle3", "eagle"), 3, 3, 8, ("bfloat16", "float32"), (0, 1))
+TWO_OF_ALL = Space(
+    ("eagle3", "eagle"), 3, 3, 8, ("bfloat16", "float32"), (0, 1), ("kernels", "torch"), (0.0, 0.1)
+)
 
 
 def constructible(num_steps: int, topk: int, num_draft_tokens: int) -> bool:
@@ -58,7 +60,7 @@ def test_known_trees_outside_the_space_are_left_out() -> None:
 
 
 def test_options_of_all_kinds_are_combined() -> None:
-    trees = 8 * len({tuple(item.tree.values()) for item in TWO_OF_ALL.configurations()})
+    trees = 32 * len({tuple(item.tree.values()) for item in TWO_OF_ALL.configurations()})
     assert len(set(TWO_OF_ALL.configurations())) == trees
     labels = {TWO_OF_ALL.label(item) for item in TWO_OF_ALL.configurations()}
     assert len(labels) == trees
@@ -72,4 +74,5 @@ def test_grid_derives_chains_and_drops_what_is_no_tree() -> None:
 
 def test_label_shows_only_what_varies() -> None:
     assert SPACE.label(Configuration("eagle3", 3, 1, 4, "bfloat16", 0)) == "3/1/4"
-    assert TWO_OF_ALL.label(Configuration("eagle", 3, 1, 4, "float32", 1)) == "eagle 3/1/4 float32 1 threads"
+    varied = Configuration("eagle", 3, 1, 4, "float32", 1, "torch", 0.1)
+    assert TWO_OF_ALL.label(varied) == "eagle 3/1/4 float32 1 threads torch confidence 0.1"
