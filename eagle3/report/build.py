@@ -33,7 +33,8 @@ def build(
 
     Args:
         reports: holds evaluation.json and per_prompt.parquet, and may hold ablation.json, scaling.json,
-            sweep.json and serving.json; what is missing gets no section. The report is written beside them.
+            sweep.json, serving.json, throughput.json and context.json; what is missing gets no section. The
+            report is written beside them.
         training: metrics.jsonl of each draft; a file that does not exist is left out.
         target: the target's manifest.
         drafts: each draft's manifest.

@@ -25,6 +25,7 @@ class Inputs:
     sweep: Mapping[str, Any] | None = None
     serving: Mapping[str, Any] | None = None
     throughput: Mapping[str, Any] | None = None
+    context: Mapping[str, Any] | None = None
     command: str = "make repro"
     results: list[Row] = field(default_factory=list)
 
@@ -72,7 +73,7 @@ def read_inputs(
     evaluation = _read_json(evaluation_file)
     optional = {
         name: _read_json(reports / f"{name}.json") if (reports / f"{name}.json").is_file() else None
-        for name in ("ablation", "scaling", "sweep", "serving", "throughput")
+        for name in ("ablation", "scaling", "sweep", "serving", "throughput", "context")
     }
     return Inputs(
         evaluation=evaluation,

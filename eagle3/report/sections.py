@@ -8,6 +8,7 @@ from matplotlib.figure import Figure as Canvas
 from eagle3.report import figures
 from eagle3.report.blocks import Block, Code, Figure, Items, Paragraph, Section, Table, Tone
 from eagle3.report.comparison import grid_table, published_ablation_table, published_table
+from eagle3.report.context import context_blocks
 from eagle3.report.inputs import Inputs
 from eagle3.report.losslessness import lossless_table, seeded_table
 from eagle3.report.method import how_measured, machine_table, setting_table, subject_table
@@ -52,6 +53,7 @@ def build_sections(inputs: Inputs, draw: Draw) -> list[Section]:
         _ablation,
         _scaling,
         _sweep,
+        _context,
         _throughput,
         _serving,
         _method,
@@ -242,6 +244,13 @@ def _sweep(inputs: Inputs, draw: Draw) -> Section:
     if inputs.sweep.get("held_out"):
         blocks.append(held_out_table(inputs.sweep))
     return Section("sweep", "Sweep of tree parameters", tuple(blocks))
+
+
+def _context(inputs: Inputs, draw: Draw) -> Section:
+    if inputs.context is None:
+        return Section("context", "Context length", ())
+    provenance = _provenance(inputs, inputs.context)
+    return Section("context", "Context length", (*provenance, *context_blocks(inputs.context)))
 
 
 def _throughput(inputs: Inputs, draw: Draw) -> Section:

@@ -95,7 +95,7 @@ def write_history(path: Path, steps: int = 600) -> Path:
 
 
 def write_optional(reports: Path) -> None:
-    """ablation.json, scaling.json, sweep.json, throughput.json and serving.json."""
+    """ablation.json, scaling.json, sweep.json, throughput.json, context.json and serving.json."""
     noise = random.Random(1)
 
     def row(method: str, task: str, speedup: float, **values: Any) -> dict[str, Any]:
@@ -170,6 +170,18 @@ def write_optional(reports: Path) -> None:
         "scaling": {"results": scaling},
         "sweep": {"trials": trials, "held_out": held_out},
         "serving": engines,
+        "context": {
+            "tree": {"num_steps": 3, "topk": 1, "num_draft_tokens": 4},
+            "prompts": 6,
+            "tokens": 48,
+            "longest_training_row": 384,
+            "origin": {"command": "python benchmarks/context.py"},
+            "results": [
+                {"length": length, "draft": draft, "tau": tau, "rounds": 100}
+                for draft, taus in (("eagle", (1.6, 1.6, 1.1)), ("eagle3", (1.8, 1.7, 1.5)))
+                for length, tau in zip((128, 256, 512), taus, strict=True)
+            ],
+        },
         "throughput": {
             "draft": "eagle3",
             "tree": {"num_steps": 2, "topk": 1, "num_draft_tokens": 3},

@@ -161,6 +161,14 @@ def test_bound_and_throughput_are_shown(full: Path) -> None:
     assert "| 8 | 160.0 | 176.0 | 1.10× (1.00 to 1.20) |" in markdown
 
 
+def test_a_draft_that_fails_beyond_its_training_length_is_named(full: Path) -> None:
+    markdown = (full / "README.md").read_text()
+    assert "| Draft | 128 | 256 | 512 (longer) |" in markdown
+    assert "| eagle3 | 1.80 | 1.70 | 1.50 |" in markdown
+    assert "eagle fails on long contexts: τ falls from 1.60 within its training length to 1.10" in markdown
+    assert "eagle3 fails" not in markdown
+
+
 def test_published_numbers_carry_their_source(full: Path) -> None:
     markdown = (full / "README.md").read_text()
     assert "Published (arXiv 2503.01840, Table 1), T = 0" in markdown
