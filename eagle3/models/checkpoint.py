@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from eagle3.data.vocabulary import check_mapping
-from eagle3.models.draft import Draft, DraftConfig, check_fits
+from eagle3.models.draft import Draft, DraftConfig, check_fits, check_sizes
 from eagle3.models.eagle import EagleDraft, EagleModule
 from eagle3.models.eagle3 import Eagle3Draft, Eagle3Module
 from eagle3.models.formats import (
@@ -23,6 +23,7 @@ from eagle3.models.formats import (
     capture_layers_of,
     check_embedding,
     read_draft_files,
+    read_values,
 )
 from eagle3.models.target import Target, published_capture_layers
 from eagle3.provenance import replacing, write_json
@@ -148,6 +149,9 @@ def load_draft(
 
 def _load_for(folder: Path, target: Target, family: str | None) -> DraftModule:
     """The module, its layers and embedding checked against the target; the rest `check_fits` does."""
+    values = read_values(folder)
+    if values.get("hidden_size") and values.get("vocab_size"):  # what is missing is reported with the rest
+        check_sizes(int(values["hidden_size"]), int(values["vocab_size"]), target)
     files = read_draft_files(folder)
     module = _build(folder, files, family)
     if isinstance(module, Eagle3Module) and module.config.fused:

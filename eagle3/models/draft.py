@@ -210,12 +210,23 @@ def check_fits(config: DraftConfig, target: Target) -> None:
     Raises:
         ValueError: on another hidden size, vocabulary or number of captured layers.
     """
-    pairs = [
-        ("hidden size", config.hidden_size, target.hidden_size),
-        ("vocabulary size", config.vocab_size, target.vocab_size),
-    ]
+    check_sizes(config.hidden_size, config.vocab_size, target)
     if config.family == "eagle3" and config.fused:
-        pairs.append(("number of captured layers", config.num_captured, len(target.capture_layers)))
+        captured = len(target.capture_layers)
+        _refuse_differences([("number of captured layers", config.num_captured, captured)])
+
+
+def check_sizes(hidden_size: int, vocab_size: int, target: Target) -> None:
+    """As `check_fits`, with what config.json alone tells: a wrong pair is refused before weights are read."""
+    _refuse_differences(
+        [
+            ("hidden size", hidden_size, target.hidden_size),
+            ("vocabulary size", vocab_size, target.vocab_size),
+        ]
+    )
+
+
+def _refuse_differences(pairs: Sequence[tuple[str, int, int]]) -> None:
     different = [f"{name} {mine} (target: {theirs})" for name, mine, theirs in pairs if mine != theirs]
     if different:
         raise ValueError(

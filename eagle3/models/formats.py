@@ -47,7 +47,7 @@ def read_draft_files(folder: Path) -> DraftFiles:
     Raises:
         ValueError: if there is no draft, of a kind that is not read, or with options that are not computed.
     """
-    values = _flattened(read_config(folder), folder)
+    values = read_values(folder)
     path, tensors = _read_tensors(folder)
     tensors = {_name(name): tensor for name, tensor in tensors.items() if "rotary_emb" not in name}
     embedding = tensors.pop("embed_tokens.weight", None)
@@ -115,8 +115,13 @@ def read_config(folder: Path) -> dict[str, Any]:
     return values
 
 
-def _flattened(values: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """speculators nests the layer's configuration and says the architecture in its own words."""
+def read_values(folder: Path) -> dict[str, Any]:
+    """config.json in the form of SGLang's; speculators nests the layer's part and names kinds differently.
+
+    Raises:
+        ValueError: as `read_config`, and for a kind that is not read.
+    """
+    values = read_config(folder)
     kind = values.get("speculators_model_type")
     if kind is None:
         return values

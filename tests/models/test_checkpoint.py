@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from eagle3.models import checkpoint
-from eagle3.models.checkpoint import config_json, load_draft, load_module, save_draft
+from eagle3.models.checkpoint import config_json, import_draft, load_draft, load_module, save_draft
 from eagle3.models.draft import DraftConfig
 from eagle3.models.eagle3 import Eagle3Draft
 from eagle3.models.target import Target
@@ -314,6 +316,30 @@ def test_a_draft_for_another_hidden_size_is_refused(eagle3_folder: Path) -> None
     other = Target(tiny_llama(hidden_size=48), tiny_tokenizer())
     with pytest.raises(ValueError, match=r"hidden size 32 \(target: 48\)"):
         load_draft(eagle3_folder, other)
+
+
+def test_the_draft_of_a_7b_target_is_refused_by_a_13b_target_before_its_weights_are_read(
+    tmp_path: Path,
+) -> None:
+    """Llama-2-7b-chat's published EAGLE draft beside Llama-2-13b-chat: hidden sizes 4096 and 5120."""
+    published = {
+        "architectures": ["LlamaForCausalLMEagle"],
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 1,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "vocab_size": 32000,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(published))
+    (tmp_path / "model.safetensors").write_bytes(b"not read")
+    target = copy.copy(Target(tiny_llama(), tiny_tokenizer()))
+    target.hidden_size, target.vocab_size = 5120, 32000  # of 13 billion parameters only the sizes matter
+    for load in (load_draft, partial(import_draft, folder=tmp_path / "out", manifest={})):
+        with pytest.raises(ValueError, match=r"has hidden size 4096 \(target: 5120\); train a draft for"):
+            load(tmp_path, target=target)
 
 
 def test_a_draft_for_another_vocabulary_is_refused(eagle3_folder: Path) -> None:
