@@ -93,6 +93,9 @@ def tuned_parameters(settings: Settings, threads: int) -> "BestParameters | None
     if settings.sweep.engine != settings.evaluate.engine:
         print(f"no tuned row: the sweep's engine is {settings.sweep.engine}")
         return None
+    if settings.sweep.batch_size > 1:
+        print(f"no tuned row: the sweep tunes batches of {settings.sweep.batch_size}, not one request")
+        return None
     try:
         best = read_best(paths.BEST, fingerprint(settings))
     except ValueError as error:

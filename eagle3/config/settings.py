@@ -106,6 +106,11 @@ class Settings(Section):
                 f"sweep.space: threads {list(space.threads)} and draft_dtypes {list(space.draft_dtypes)} "
                 f"cannot be varied with engine {self.sweep.engine}; give one value each"
             )
+        if self.sweep.engine != "native" and self.sweep.batch_size > 1:
+            raise ValueError(
+                f"sweep.batch_size: {self.sweep.batch_size}, but a sweep of {self.sweep.engine} sends one "
+                "request at a time; set it to 1"
+            )
         if self.sweep.engine != "native" and any(space.confidences):
             raise ValueError(
                 f"sweep.space.confidences: {list(space.confidences)}, but {self.sweep.engine} drafts every "

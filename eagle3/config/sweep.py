@@ -59,7 +59,10 @@ class FinalSettings(Section):
 
 
 class SweepSettings(Section):
-    """Tuning by measured speed; ``early_stop`` is the chance that a trial as good as the best is stopped."""
+    """Tuning by measured speed; ``early_stop`` is the chance that a trial as good as the best is stopped.
+
+    ``batch_size``: requests decoded together, vanilla's too; another batch has another best tree.
+    """
 
     tasks: Tasks
     prompts_per_task: Count
@@ -68,6 +71,7 @@ class SweepSettings(Section):
     temperature: Temperature
     early_stop: Share
     engine: Engine
+    batch_size: Count
     space: SpaceSettings
     grid: GridSettings
     held_out: FinalSettings

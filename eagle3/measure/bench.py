@@ -21,6 +21,9 @@ from eagle3.config import (
     StaticHeadMethod,
 )
 from eagle3.decoding.adaptive import AdaptiveShape, RoundCosts, measure_costs
+from eagle3.decoding.batch import BatchDecoder
+from eagle3.decoding.batch_drafter import BatchEagleDrafter
+from eagle3.decoding.copies import CopiesDecoder
 from eagle3.decoding.drafter import Drafter
 from eagle3.decoding.eagle_drafter import EagleDrafter
 from eagle3.decoding.engine import SpeculativeDecoder
@@ -79,20 +82,25 @@ class Bench:
         """What decodes, as an evaluation records it."""
         return {"engine": "native"}
 
-    def vanilla(self) -> Decoder:
-        """The baseline."""
-        return VanillaDecoder(self.target)
+    def vanilla(self, batch_size: int = 1) -> Decoder:
+        """The baseline; in a batch, copies of one prompt (`decoding.copies`)."""
+        if batch_size == 1:
+            return VanillaDecoder(self.target)
+        return CopiesDecoder(BatchDecoder(self.target, "vanilla", batch_size))
 
     def decoder(self, method: MethodSettings) -> Decoder:
         """The decoder of one row of the comparison."""
         return SpeculativeDecoder(self.target, self._drafter(method), method.name)
 
-    def tuned(self, configuration: Configuration, name: str) -> Decoder:
-        """The decoder of a configuration that a sweep tried."""
+    def tuned(self, configuration: Configuration, name: str, batch_size: int = 1) -> Decoder:
+        """The decoder of a configuration that a sweep tries, in batches as those of `vanilla`."""
         dtype = getattr(torch, configuration.draft_dtype)
         head = self.head(configuration.draft, dtype, configuration.backend)
         shape = TreeShape(**configuration.tree, confidence=configuration.confidence)
-        return SpeculativeDecoder(self.target, EagleDrafter(head, shape), name)
+        if batch_size == 1:
+            return SpeculativeDecoder(self.target, EagleDrafter(head, shape), name)
+        batch = BatchDecoder(self.target, name, batch_size, BatchEagleDrafter(head, shape))
+        return CopiesDecoder(batch, configuration.num_steps)
 
     def evaluate(
         self,

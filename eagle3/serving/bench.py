@@ -149,10 +149,11 @@ class ServedBench(Bench):
         """See `Bench.describe`; the version is known once a server runs."""
         return {"engine": self._engine, "version": self._version}
 
-    def vanilla(self) -> Decoder:
+    def vanilla(self, batch_size: int = 1) -> Decoder:
         """The baseline, served without a draft, and never through torch.compile: a row that is compiles the
         target too.
         """
+        assert batch_size == 1, "settings refuse batches of a served sweep"
         return self._served("vanilla", None)
 
     def decoder(self, method: MethodSettings) -> Decoder:
@@ -169,8 +170,9 @@ class ServedBench(Bench):
         speculation = speculation_of(self._folder / method.draft, **method.tree.model_dump())
         return self._served(method.name, speculation, method.backend == "compile")
 
-    def tuned(self, configuration: Configuration, name: str) -> Decoder:
+    def tuned(self, configuration: Configuration, name: str, batch_size: int = 1) -> Decoder:
         """The decoder of a configuration that a sweep tries; the server of the last trial is ended."""
+        assert batch_size == 1, "settings refuse batches of a served sweep"
         speculation = speculation_of(self._folder / configuration.draft, **configuration.tree)
         return self._served(name, speculation, configuration.backend == "compile")
 

@@ -163,7 +163,7 @@ def load_workbench(settings: Settings, device: str, stack: ExitStack) -> Workben
     bench = Bench(target, paths.DRAFTS, target.dtype)
     if settings.sweep.engine != "native":
         bench = ServedBench.start(settings, settings.sweep.engine, target, stack)
-    return Workbench(bench, len(settings.sweep.space.threads) > 1)
+    return Workbench(bench, len(settings.sweep.space.threads) > 1, settings.sweep.batch_size)
 
 
 def tuning_workload(settings: Settings, bench: Workbench) -> Workload:
@@ -177,12 +177,13 @@ def tuning_workload(settings: Settings, bench: Workbench) -> Workload:
 
 
 def fingerprint(settings: Settings) -> dict[str, Any]:
-    """Machine, target, drafts and engine that times belong to; `best.read_best` compares them."""
+    """What times belong to beside a configuration; `best.read_best` compares it."""
     return {
         "machine": fingerprint_machine(),
         "target": hash_tree(paths.TARGET),
         "drafts": {name: hash_tree(paths.DRAFTS / name) for name in settings.sweep.space.drafts},
         "engine": settings.sweep.engine,
+        "batch_size": settings.sweep.batch_size,
     }
 
 

@@ -27,22 +27,24 @@ class WithThreads:
 class Workbench:
     """Makes decoders over one target; the drafts are shared between them."""
 
-    def __init__(self, bench: Bench, vary_threads: bool) -> None:
+    def __init__(self, bench: Bench, vary_threads: bool, batch_size: int = 1) -> None:
         """
         Args:
             vary_threads: whether configurations differ in threads; vanilla keeps the current number.
+            batch_size: requests that are decoded together, of vanilla too.
         """
         self.target = bench.target
-        self._bench, self._vary_threads = bench, vary_threads
+        self._bench, self._vary_threads, self._batch_size = bench, vary_threads, batch_size
         self._threads = torch.get_num_threads()
 
     def vanilla(self) -> Decoder:
         """The baseline."""
-        return self._threaded(self._bench.vanilla(), 0)
+        return self._threaded(self._bench.vanilla(self._batch_size), 0)
 
     def decoder(self, configuration: Configuration, name: str = "trial") -> Decoder:
         """The decoder of a configuration."""
-        return self._threaded(self._bench.tuned(configuration, name), configuration.threads)
+        decoder = self._bench.tuned(configuration, name, self._batch_size)
+        return self._threaded(decoder, configuration.threads)
 
     def evaluate(self, *arguments: Any, **options: Any) -> dict[str, Any]:
         """See `Bench.evaluate`."""

@@ -8,8 +8,10 @@ import pytest
 
 from eagle3.decoding.batch import BatchDecoder
 from eagle3.decoding.batch_drafter import BatchEagleDrafter
+from eagle3.decoding.copies import CopiesDecoder
 from eagle3.decoding.eagle_drafter import EagleDrafter
 from eagle3.decoding.engine import SpeculativeDecoder
+from eagle3.decoding.generation import Decoder
 from eagle3.decoding.sampling import Sampling
 from eagle3.decoding.tree import EAGLE_TREE, Shape, TreeShape
 from eagle3.decoding.vanilla import VanillaDecoder
@@ -64,6 +66,27 @@ def test_speculative_rows_equal_batch_size_one(
         assert answer.token_ids == generation.token_ids
         assert answer.finish_reason == generation.finish_reason
         assert answer.acceptance_lengths == generation.acceptance_lengths, "the same trees were drafted"
+
+
+@pytest.mark.parametrize(
+    "shape", [None, TreeShape.chain(3), TreeShape(3, 3, 14), TreeShape(3, 3, 14, confidence=0.004)], ids=str
+)
+def test_copies_of_a_prompt_are_the_prompt_alone(target: Target, shape: TreeShape | None) -> None:
+    """So that a sweep of batches pairs by prompt, and only the times are the batch's."""
+    draft = random_draft(target, seed=2)
+    single: Decoder = VanillaDecoder(target)
+    if shape is not None:
+        single = SpeculativeDecoder(target, EagleDrafter(draft, shape), "single")
+    drafter = None if shape is None else BatchEagleDrafter(draft, shape)
+    copies = CopiesDecoder(BatchDecoder(target, "copies", 3, drafter), shape.num_steps if shape else 0)
+    for prompt, sampling in zip(PROMPTS, SAMPLINGS, strict=True):
+        mine, alone = (decoder.generate(prompt, LIMIT, sampling) for decoder in (copies, single))
+        assert mine.token_ids == alone.token_ids
+        assert mine.finish_reason == alone.finish_reason
+        assert mine.acceptance_lengths == alone.acceptance_lengths
+        assert bool(mine.rounds) == (shape is not None and len(mine.token_ids) > 1)
+        parts = mine.draft_seconds + mine.verify_seconds + mine.accept_seconds
+        assert not mine.rounds or parts == pytest.approx(mine.decode_seconds)
 
 
 def test_a_batch_decoder_keeps_nothing_from_one_call_to_the_next(target: Target) -> None:

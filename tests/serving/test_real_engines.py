@@ -34,10 +34,11 @@ pytestmark = pytest.mark.serving
 NEW_TOKENS = 32
 
 
-def run_script(*arguments: str) -> str:
-    """experiments/serving.py in the current folder, with params.yaml of the tests."""
-    write_yaml(Path("params.yaml"), merge(read_profile("default", ROOT / "profiles"), serving_values()))
-    script = ROOT / "experiments" / "serving.py"
+def run_script(name: str, *arguments: str, **changes: Any) -> str:
+    """A script of experiments/ in the current folder, with params.yaml of the tests and these changes."""
+    values = merge(merge(read_profile("default", ROOT / "profiles"), serving_values()), changes)
+    write_yaml(Path("params.yaml"), values)
+    script = ROOT / "experiments" / name
     done = subprocess.run([sys.executable, str(script), *arguments], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -84,7 +85,7 @@ def gate(
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])
 def test_the_four_experiments_agree_with_the_native_engine(served_project: Path, engine: str) -> None:
     """fp32: equal tokens, equal rounds, equal hidden states; the counters are the requests' own sums."""
-    print(run_script("measure", engine))
+    print(run_script("serving.py", "measure", engine))
     result = json.loads((served_project / paths.SERVING).read_text())[engine]
     rows: dict[str, dict[str, Any]] = {row["name"]: row for row in result["experiments"]}
     assert result["tokens_equal"], rows
@@ -135,6 +136,48 @@ def test_the_gate_catches_a_draft_that_is_read_wrongly(
     result = gate(settings, "sglang", wrong, right, prompts, bench)
     assert result.tokens_equal, result.differences
     assert not result.acceptance_equal
+
+
+# The least that an evaluation and a sweep can be: every decoder is a server that takes a minute to start.
+SHORT = {"tasks": ["gsm8k"], "prompts_per_task": 2, "max_new_tokens": 12, "repeats": 1}
+EAGLE3 = {
+    "name": "eagle3",
+    "drafter": "head",
+    "draft": "eagle3",
+    "tree": {"num_steps": 3, "topk": 1, "num_draft_tokens": 4},
+    "backend": "kernels",
+}
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_an_evaluation_decodes_through_servers(served_project: Path, engine: str) -> None:
+    """The same records and checks as of the native engine: every output is held against vanilla's."""
+    evaluation = {**SHORT, "engine": engine, "methods": [EAGLE3]}
+    run_script("fingerprint.py", evaluate=evaluation)
+    print(run_script("evaluate.py", evaluate=evaluation))
+    report = json.loads((served_project / paths.REPORTS / "evaluation.json").read_text())
+    subject = report["settings"]["subject"]
+    assert subject["engine"] == engine
+    assert subject["version"]
+    rows = {row["method"]: row for row in report["results"] if row["task"] == "all"}
+    assert list(rows) == ["vanilla", "vanilla-aa", "eagle3"]
+    assert rows["eagle3"]["lossless"] == {"compared": 2, "exact": 2, "near_ties": 0, "failures": 0}
+    assert rows["eagle3"]["tau"] > 1
+    assert rows["vanilla"]["tokens"] == rows["eagle3"]["tokens"] > 12
+
+
+def test_a_sweep_tunes_a_served_engine(served_project: Path) -> None:
+    space = {"max_num_steps": 2, "max_topk": 1, "max_num_draft_tokens": 3}
+    held_out = {"finalists": 1, "prompts_per_task": 2, "max_new_tokens": 12, "repeats": 1}
+    sweep = {**SHORT, "engine": "sglang", "space": space, "held_out": held_out}
+    evaluate = {"methods": [EAGLE3]}
+    print(run_script("sweep.py", "--trials", "2", sweep=sweep, evaluate=evaluate))
+    result = json.loads((served_project / paths.REPORTS / "sweep.json").read_text())
+    trials = {tuple(trial["params"].values())[1:4]: trial for trial in result["trials"] if trial["params"]}
+    assert set(trials) == {(1, 1, 2), (2, 1, 3)}
+    assert all(trial["state"] in ("complete", "pruned") and trial["tau"] > 1 for trial in trials.values())
+    assert result["held_out"]
+    assert all(row["tau"] > 1 for row in result["held_out"])
 
 
 def test_regeneration_takes_the_engines_token_ids(

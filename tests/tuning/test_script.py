@@ -183,6 +183,22 @@ def test_other_draft_is_refused_with_the_way_out(run_sweep: RunSweep, tiny_targe
     run_sweep("--trials", "1", "--study", "second")
 
 
+def test_batches_are_a_study_of_their_own(run_sweep: RunSweep) -> None:
+    """Vanilla decodes in the same batches; the study of one request is another."""
+    params = yaml.safe_load(Path("params.yaml").read_text())
+    params["sweep"]["batch_size"] = 2
+    write_yaml(Path("params.yaml"), params)
+    run_sweep("--trials", "2")
+    found = results()
+    assert found["identity"]["batch_size"] == 2
+    assert all(trial["different_outputs"] == 0 for trial in found["trials"] if trial["seconds"] is not None)
+    assert yaml.safe_load(paths.BEST.read_text())["fingerprint"]["batch_size"] == 2
+    params["sweep"]["batch_size"] = 1
+    write_yaml(Path("params.yaml"), params)
+    with pytest.raises(SystemExit, match="batch_size"):
+        run_sweep("--trials", "2")
+
+
 def test_what_if_without_trials_says_what_to_do(run_sweep: RunSweep) -> None:
     with pytest.raises(SystemExit, match="run at least three trials first"):
         run_sweep("--what-if", "20", "1")

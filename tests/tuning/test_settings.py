@@ -37,6 +37,7 @@ def settings(*path: str, value: Any = None) -> Settings:
         (("space", "drafts"), ["egale"], ["sweep.space.drafts", "'egale'", "eagle, small, eagle3"]),
         (("tasks",), ["chess"], ["sweep.tasks", "'chess'", "tasks.names"]),
         (("space", "max_num_draft_tokens"), 8, ["sweep.space", "max_num_steps = 8", "needs 9"]),
+        (("batch_size",), 0, ["sweep.batch_size", "at least 1"]),
         (("space", "confidences"), [0.0, 1.0], ["sweep.space.confidences", "less than 1"]),
         (("early_stop",), 1.0, ["sweep.early_stop", "less than 1"]),
     ],
