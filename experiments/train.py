@@ -1,17 +1,24 @@
-"""Train one draft on the target's answers; a run that was killed goes on from its last checkpoint."""
+"""Train one draft on the target's answers; a run that was killed goes on from its last checkpoint.
+
+On several GPUs: torchrun --nproc-per-node <GPUs> experiments/train.py <draft>.
+"""
 
 import json
 import shutil
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from cli import choose_device, read_settings, stage_parser
 from eagle3 import paths
-from eagle3.config import ExternalSettings, Settings
+from eagle3.config import ExternalSettings, Settings, TrainedSettings
 from eagle3.provenance import hash_stage_code, replacing, write_jsonl
 from eagle3.tracking import Tracker
+
+if TYPE_CHECKING:
+    from eagle3.training.parallel import Processes
 
 
 def write_history(lines: Sequence[str], name: str) -> None:
@@ -41,6 +48,43 @@ def take(settings: Settings, name: str, source: str) -> None:
     print(f"{paths.DRAFTS / name}: taken from {source}")
 
 
+def _ignore(measured: dict[str, float], step: int) -> None:
+    """What a process that is not the first does with its measurements."""
+
+
+def train(settings: Settings, name: str, draft: TrainedSettings, processes: "Processes", device: str) -> None:
+    """Train a draft; what it does is written and tracked by the first process."""
+    from eagle3.training.run import TrainingData, train_draft
+    from eagle3.training.trainer import METRICS
+
+    data = TrainingData.load(settings, device)
+    folder = paths.RUNS / "train" / name
+    code = {"code": hash_stage_code("train")}
+    out = paths.DRAFTS / name
+    if not processes.first:
+        train_draft(data, draft, settings.train, settings.seed, code, folder, out, _ignore, processes)
+        return
+    tracker = Tracker.open(settings)
+    with tracker.run("train", name, method=name) as run:
+        run.log_params({"draft": draft.model_dump(mode="json")})
+        run.log_dataset("regenerated", paths.REGENERATED, "training")
+        metrics = folder / METRICS
+        before_a_kill = set(metrics.read_text(encoding="utf-8").splitlines()) if metrics.is_file() else set()
+        with run.metric_buffer() as log:
+            result = train_draft(
+                data, draft, settings.train, settings.seed, code, folder, out, log, processes
+            )
+        lines = metrics.read_text(encoding="utf-8").splitlines()
+        run.log_history(json.loads(line) for line in lines if line in before_a_kill)
+        write_history(lines, name)
+        run.log_artifact(paths.DRAFTS / name, "checkpoint")
+    shutil.rmtree(folder)  # only now: until here a killed run goes on from it
+    print(
+        f"{paths.DRAFTS / name}: {result.tokens} tokens in {result.steps} steps; simulated acceptance length "
+        f"{result.acceptance_length:.2f} at step {result.best_step}"
+    )
+
+
 def main() -> None:
     parser = stage_parser(__doc__)
     parser.add_argument("draft", help="the name of the draft in params.yaml, such as eagle3")
@@ -53,30 +97,10 @@ def main() -> None:
         take(settings, name, draft.source)
         return
 
-    from eagle3.training.run import TrainingData, train_draft
-    from eagle3.training.trainer import METRICS
+    from eagle3.training.parallel import started_by_torchrun
 
-    data = TrainingData.load(settings, choose_device())
-    folder = paths.RUNS / "train" / name
-    tracker = Tracker.open(settings)
-    with tracker.run("train", name, method=name) as run:
-        run.log_params({"draft": draft.model_dump(mode="json")})
-        run.log_dataset("regenerated", paths.REGENERATED, "training")
-        metrics = folder / METRICS
-        before_a_kill = set(metrics.read_text(encoding="utf-8").splitlines()) if metrics.is_file() else set()
-        with run.metric_buffer() as log:
-            code = {"code": hash_stage_code("train")}
-            out = paths.DRAFTS / name
-            result = train_draft(data, draft, settings.train, settings.seed, code, folder, out, log)
-        lines = metrics.read_text(encoding="utf-8").splitlines()
-        run.log_history(json.loads(line) for line in lines if line in before_a_kill)
-        write_history(lines, name)
-        run.log_artifact(paths.DRAFTS / name, "checkpoint")
-    shutil.rmtree(folder)  # only now: until here a killed run goes on from it
-    print(
-        f"{paths.DRAFTS / name}: {result.tokens} tokens in {result.steps} steps; simulated acceptance length "
-        f"{result.acceptance_length:.2f} at step {result.best_step}"
-    )
+    with started_by_torchrun(choose_device()) as (processes, device):
+        train(settings, name, draft, processes, device)
 
 
 if __name__ == "__main__":

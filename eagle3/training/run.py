@@ -26,6 +26,7 @@ from eagle3.provenance import hash_tree
 from eagle3.training.batches import Batch, make_batch, plan_batches
 from eagle3.training.independent import IndependentObjective
 from eagle3.training.objective import Eagle3Objective, EagleObjective, Objective
+from eagle3.training.parallel import ALONE, Processes
 from eagle3.training.start import start_eagle, start_eagle3, state_scale
 from eagle3.training.trainer import Trainer, TrainingResult, describe
 
@@ -108,18 +109,24 @@ def train_draft(
     work: Path,
     out: Path,
     log: Callable[[dict[str, float], int], None],
+    processes: Processes = ALONE,
 ) -> TrainingResult:
     """Train one draft and store it in `out`; a killed training goes on from its checkpoint in `work`.
 
     Args:
         identity: what the result depends on beside `data.identity`, `draft` and `train`: the code.
         log: called with every measurement and its step.
+        processes: that train together; the first of them stores the draft.
     """
     known = {"draft": draft.model_dump(mode="json"), **data.identity, **identity}
     objective = build_objective(data, draft, train, seed)
     hidden_size = data.target.hidden_size
-    trainer = Trainer(objective, train, data.rows, data.states, hidden_size, seed, work, known, log)
+    trainer = Trainer(
+        objective, train, data.rows, data.states, hidden_size, seed, work, known, log, processes
+    )
     result = trainer.run()
+    if not processes.first:
+        return result
     manifest = {
         **known,
         "train": train.model_dump(mode="json"),

@@ -23,6 +23,7 @@ from eagle3.training.acceptance import simulate_acceptance
 from eagle3.training.batches import Batch, make_batch, plan_batches
 from eagle3.training.objective import Objective
 from eagle3.training.optimizer import learning_rate, make_optimizers, set_learning_rate
+from eagle3.training.parallel import ALONE, Processes
 
 STATE, METRICS = "state.pt", "metrics.jsonl"
 # A training in which hardly a token is supervised runs without an error and learns nothing.
@@ -59,6 +60,7 @@ class Trainer:
         folder: Path,
         identity: dict[str, Any],
         log: Callable[[dict[str, float], int], None],
+        processes: Processes = ALONE,
     ) -> None:
         """
         Args:
@@ -68,10 +70,13 @@ class Trainer:
             identity: what the training depends on besides `settings`; a checkpoint of another training is
                 refused.
             log: called with every measurement and its step.
+            processes: that train together, all with the same arguments; a step takes a batch for each.
         """
         self._objective, self._settings, self._states = objective, settings, states
+        self._processes = processes
         self._hidden_size, self._seed, self._folder, self._log = hidden_size, seed, folder, log
-        self._key = hash_object({"settings": settings.model_dump(), "seed": seed, **identity})
+        together = {"processes": processes.size} if processes.size > 1 else {}
+        self._key = hash_object({"settings": settings.model_dump(), "seed": seed, **identity, **together})
         self._train = [
             row for row in rows if row.split == "train" and len(row.token_ids) <= settings.max_length
         ]
@@ -103,18 +108,22 @@ class Trainer:
         self._best_conditional: tuple[float, ...] = ()
 
     def run(self) -> TrainingResult:
-        """Train to the end and leave the best averaged weights in the objective's module.
+        """Train to the end and leave the best averaged weights in the objective's module, of process 0.
 
         Raises:
             ValueError: at a loss or gradient that is not finite, or when hardly a token is supervised; with
                 the step.
         """
-        self._resume()
+        with self._processes.in_turn():  # process 0 may discard what is there
+            self._resume()
         settings, steps = self._settings, len(self._plan)
         started, first = time.monotonic(), self._tokens
-        with tqdm(total=steps, initial=self._step, unit="step", desc="train") as bar:
+        quiet = not self._processes.first
+        with tqdm(total=steps, initial=self._step, unit="step", desc="train", disable=quiet) as bar:
             while self._step < steps:
                 measured = self._train_step()
+                if not self._processes.first:
+                    continue
                 rate = (self._tokens - first) / (time.monotonic() - started)
                 bar.update()
                 bar.set_postfix_str(f"loss {measured['loss']:.3f}, {rate:.0f} tokens/s")
@@ -124,15 +133,17 @@ class Trainer:
                 self._record(measured)
                 if self._step % settings.checkpoint_every == 0 or self._step == steps:
                     self._save()
-        self._objective.module.load_state_dict(self._best)
-        self._objective.finish()
+        if self._processes.first:
+            self._objective.module.load_state_dict(self._best)
+            self._objective.finish()
         return TrainingResult(steps, self._tokens, self._best_step, self._best_length, self._best_conditional)
 
-    def _plan_steps(self) -> list[list[int]]:
-        """The rows of every step, epoch after epoch, up to the token budget."""
+    def _plan_steps(self) -> list[list[list[int]]]:
+        """The rows of every step, a batch for each process, epoch after epoch, up to the token budget."""
         lengths = [len(row.token_ids) for row in self._train]
         plan: list[list[int]] = []
         tokens, epoch = 0, 0
+        size = self._processes.size
         while tokens < self._settings.token_budget:
             for batch in plan_batches(lengths, self._settings.batch_tokens, f"{self._seed}:{epoch}"):
                 plan.append(batch)
@@ -140,7 +151,8 @@ class Trainer:
                 if tokens >= self._settings.token_budget:
                     break
             epoch += 1
-        return plan
+        plan += [plan[-1]] * (-len(plan) % size)  # every process has a batch in the last step, too
+        return [plan[start : start + size] for start in range(0, len(plan), size)]
 
     def _batch(self, rows: Sequence[Row]) -> Batch:
         return make_batch(rows, self._states, self._hidden_size).to(self._device)
@@ -148,8 +160,10 @@ class Trainer:
     def _train_step(self) -> dict[str, float]:
         module, settings = self._objective.module, self._settings
         module.train()
-        batch = self._batch([self._train[index] for index in self._plan[self._step]])
-        generator = torch.Generator().manual_seed(self._seed * 1_000_003 + self._step)
+        rank, size = self._processes.rank, self._processes.size
+        batches = self._plan[self._step]
+        batch = self._batch([self._train[index] for index in batches[rank]])
+        generator = torch.Generator().manual_seed(self._seed * 1_000_003 + self._step * size + rank)
         terms = self._objective.loss(batch, self._step / len(self._plan), generator)
         if terms.supervised < _MIN_SUPERVISED_SHARE * batch.tokens:
             raise ValueError(
@@ -157,8 +171,11 @@ class Trainer:
                 "the draft vocabulary belongs to the data and that the rows hold answers"
             )
         terms.loss.backward()
+        mean_loss = terms.loss.detach().clone()
+        gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+        self._processes.average([mean_loss, *gradients])
         norm = nn.utils.clip_grad_norm_(module.parameters(), settings.clip)
-        loss = float(terms.loss.detach())
+        loss = float(mean_loss)
         if not math.isfinite(loss) or not bool(torch.isfinite(norm)):
             raise ValueError(
                 f"step {self._step}: loss {loss}, gradient norm {float(norm)}; the last "
@@ -171,7 +188,7 @@ class Trainer:
             optimizer.zero_grad()
         self._average_weights()
         self._step += 1
-        self._tokens += batch.tokens
+        self._tokens += sum(len(self._train[index].token_ids) for rows in batches for index in rows)
         accuracy = {f"accuracy/depth_{depth}": value for depth, value in enumerate(terms.accuracy)}
         return {"loss": loss, "lr": lr, "gradient_norm": float(norm), **accuracy}
 
@@ -233,7 +250,8 @@ class Trainer:
         path = self._folder / STATE
         self._folder.mkdir(parents=True, exist_ok=True)
         if not path.exists():
-            (self._folder / METRICS).unlink(missing_ok=True)
+            if self._processes.first:
+                (self._folder / METRICS).unlink(missing_ok=True)
             return
         state = torch.load(path, weights_only=True, map_location=self._device)
         if state["key"] != self._key:
@@ -249,6 +267,8 @@ class Trainer:
         self._best, self._best_step = state["best"], state["best_step"]
         self._best_length = state["best_length"]
         self._best_conditional = tuple(state["best_conditional"])
+        if not self._processes.first:
+            return
         self._forget_later_metrics()
         print(f"resuming at step {self._step} of {len(self._plan)}", flush=True)
 

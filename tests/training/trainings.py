@@ -15,6 +15,7 @@ from eagle3.config import TrainSettings
 from eagle3.data.rows import Row
 from eagle3.models.target import Target
 from eagle3.training.objective import Eagle3Objective, EagleObjective
+from eagle3.training.parallel import ALONE, Processes
 from eagle3.training.trainer import METRICS, Trainer, TrainingResult
 from tests.models.drafts import random_eagle, random_eagle3
 from tests.training.samples import eagle3_settings, eagle_settings, train_settings
@@ -66,6 +67,7 @@ class Training:
         seed: int = 1,
         identity: dict[str, Any] | None = None,
         logged: list[tuple[dict[str, float], int]] | None = None,
+        processes: Processes = ALONE,
     ) -> tuple[Trainer, Objective]:
         """A trainer that is killed when it records step `kill_at`."""
         objective = objective or objective_of(self.target)
@@ -86,6 +88,7 @@ class Training:
             folder,
             identity or {"data": "abc"},
             log,
+            processes,
         )
         return trainer, objective
 
