@@ -98,6 +98,7 @@ def test_committed_params_have_the_keys_of_the_default_profile() -> None:
         ),
         (("evaluate", "methods", 0, "name"), "vanilla", ["evaluate", "'vanilla'", "a name of its own"]),
         (("evaluate", "methods", 5, "tree", "top_k"), 1, ["evaluate.methods.5.tree.top_k", "tree.topk?"]),
+        (("serving", "experiments", 1, "name"), "vanilla", ["serving", "'vanilla'", "a name of its own"]),
         (("regenerate", "capture_hidden_states"), False, ["train.hidden_states", "'captured'", "online"]),
     ],
 )
@@ -105,6 +106,26 @@ def test_refusal_names_key_value_and_remedy(path: Path_, value: Any, parts: list
     message = refusal(path, value)
     for part in parts:
         assert part in message
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "parts"),
+    [
+        (("batch_size",), 2, ["sweep.batch_size: 2", "set it to 1"]),
+        (("space", "confidences"), [0.1], ["sweep.space.confidences: [0.1]", "set it to [0.0]"]),
+        (("space", "threads"), [1, 2], ["threads [1, 2]", "give one value each"]),
+    ],
+)
+def test_what_a_served_sweep_cannot_vary_is_refused(path: Path_, value: Any, parts: list[str]) -> None:
+    values = changed(("sweep", "engine"), "sglang")
+    inner = values["sweep"]
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    with pytest.raises(SettingsError) as caught:
+        parse_settings(values)
+    for part in parts:
+        assert part in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,15 @@ class ServingSettings(Section):
     sglang: EngineSettings
     vllm: EngineSettings
 
+    @model_validator(mode="after")
+    def _names_are_distinct(self) -> Self:
+        names = [experiment.name for experiment in self.experiments]
+        if doubled := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(
+                f"experiments: name {doubled[0]!r} is taken: every experiment needs a name of its own"
+            )
+        return self
+
     def engine(self, name: ServingEngine) -> EngineSettings:
         """The settings of an engine."""
         return self.sglang if name == "sglang" else self.vllm
