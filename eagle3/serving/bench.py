@@ -117,7 +117,7 @@ class Servers(AbstractContextManager["Servers"]):
                 words,
                 self._settings.host,
                 port,
-                self._logs / f"{self._engine}-{name}.log",
+                self._logs / f"{self._engine}-{name.replace('/', '-')}.log",  # a tree is called 2/3/6
                 environment=self._own.environment,
                 timeout=self._settings.start_timeout,
             )

@@ -173,9 +173,13 @@ def test_a_sweep_tunes_a_served_engine(served_project: Path) -> None:
     evaluate = {"methods": [EAGLE3]}
     print(run_script("sweep.py", "--trials", "2", sweep=sweep, evaluate=evaluate))
     result = json.loads((served_project / paths.REPORTS / "sweep.json").read_text())
-    trials = {tuple(trial["params"].values())[1:4]: trial for trial in result["trials"] if trial["params"]}
-    assert set(trials) == {(1, 1, 2), (2, 1, 3)}
-    assert all(trial["state"] in ("complete", "pruned") and trial["tau"] > 1 for trial in trials.values())
+    trials = [trial for trial in result["trials"] if trial["seconds"] is not None]
+    assert len(trials) == 2
+    for trial in trials:
+        assert trial["state"] in ("complete", "pruned")
+        assert trial["params"]["num_steps"] in (1, 2)
+        assert trial["tau"] > 1
+        assert trial["different_outputs"] == 0
     assert result["held_out"]
     assert all(row["tau"] > 1 for row in result["held_out"])
 
