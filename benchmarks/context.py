@@ -27,6 +27,7 @@ from eagle3.decoding.tree import TreeShape
 from eagle3.decoding.vanilla import VanillaDecoder
 from eagle3.measure.bench import Bench
 from eagle3.measure.prompts import task_prompts
+from eagle3.models.checkpoint import MANIFEST
 from eagle3.models.target import Target
 from eagle3.provenance import fingerprint_code, fingerprint_machine, hash_tree, write_json
 
@@ -50,6 +51,7 @@ def main() -> None:
     longest = target.config.max_position_embeddings - arguments.tokens - arguments.tree[2]
     if max(arguments.lengths) > longest:
         parser.error(f"--lengths {max(arguments.lengths)}: the target's longest prompt is {longest} tokens")
+    limit = longest_training_row(arguments.drafts)
     bench = Bench(target, paths.DRAFTS, torch.bfloat16)
     shape = TreeShape(*arguments.tree)
     vanilla = VanillaDecoder(target)
@@ -70,6 +72,8 @@ def main() -> None:
                     counts[decoder.name][1] += len(generation.acceptance_lengths)
                 bar.update()
             for name, (produced, rounds) in counts.items():
+                if not rounds:
+                    sys.exit(f"{name} at {length} tokens: no answer had a second token")
                 rows.append({"length": length, "draft": name, "tau": produced / rounds, "rounds": rounds})
     for name in arguments.drafts:
         found = ", ".join(f"{row['length']}: {row['tau']:.2f}" for row in rows if row["draft"] == name)
@@ -86,11 +90,19 @@ def main() -> None:
             "tree": dict(zip(("num_steps", "topk", "num_draft_tokens"), arguments.tree, strict=True)),
             "prompts": arguments.prompts,
             "tokens": arguments.tokens,
-            "longest_training_row": max(len(row.token_ids) for row in read_rows(paths.REGENERATED)),
+            "longest_training_row": limit,
             "results": rows,
         },
     )
     print(json.dumps({"output": str(arguments.output)}))
+
+
+def longest_training_row(drafts: list[str]) -> int:
+    """Tokens of the longest row that all of the drafts were trained on."""
+    manifests = [json.loads((paths.DRAFTS / name / MANIFEST).read_text(encoding="utf-8")) for name in drafts]
+    limit = min(manifest["train"]["max_length"] for manifest in manifests)
+    lengths = (len(row.token_ids) for row in read_rows(paths.REGENERATED) if row.split == "train")
+    return max(length for length in lengths if length <= limit)
 
 
 def prompts_of(target: Target, length: int, count: int) -> Iterator[list[int]]:

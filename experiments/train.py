@@ -4,6 +4,7 @@ On several GPUs: torchrun --nproc-per-node <GPUs> experiments/train.py <draft>.
 """
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -94,7 +95,8 @@ def main() -> None:
         parser.error(f"draft {arguments.draft!r} is unknown: choose from {', '.join(settings.drafts)}")
     name, draft = arguments.draft, settings.drafts[arguments.draft]
     if isinstance(draft, ExternalSettings):
-        take(settings, name, draft.source)
+        if os.environ.get("RANK", "0") == "0":  # one of torchrun's processes
+            take(settings, name, draft.source)
         return
 
     from eagle3.training.parallel import started_by_torchrun

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
@@ -11,7 +12,20 @@ from torch import Tensor
 from eagle3.data.generate import Request
 from eagle3.data.rows import HiddenStates, Row, read_shards
 
-_FOLDERS = "earlier-*"
+_PREFIX = "earlier-"
+
+
+@dataclass(frozen=True)
+class EarlierRow:
+    """A row of an earlier regeneration, and where its hidden states are, if it has any."""
+
+    row: Row
+    states: HiddenStates | None
+
+    @property
+    def hidden(self) -> Tensor | None:
+        """The row's hidden states, read from disk."""
+        return self.states[self.row.id] if self.states is not None else None
 
 
 def answers_request(row: Row, request: Request) -> bool:
@@ -32,41 +46,47 @@ def answers_request(row: Row, request: Request) -> bool:
 
 
 def set_aside(*folders: Path) -> None:
-    """Move the shards of each folder into a subfolder, from where `EarlierRows` finds them."""
+    """Move the shards of each folder into a subfolder of one new name, where `EarlierRows` finds them."""
+    names = [path.name for folder in folders for path in folder.glob(f"{_PREFIX}*")]
+    number = 1 + max((int(name.removeprefix(_PREFIX)) for name in names), default=-1)
     for folder in folders:
-        number = len(list(folder.glob(_FOLDERS)))
-        aside = folder / f"earlier-{number:03d}"
         shards = sorted(folder.glob("shard-*"))
         if shards:
+            aside = folder / f"{_PREFIX}{number:03d}"
             aside.mkdir()
-        for shard in shards:
-            shard.replace(aside / shard.name)
+            for shard in shards:
+                shard.replace(aside / shard.name)
 
 
 def forget(*folders: Path) -> None:
     """Remove what was set aside, once every row is in a new shard."""
     for folder in folders:
-        for aside in folder.glob(_FOLDERS):
+        for aside in folder.glob(f"{_PREFIX}*"):
             shutil.rmtree(aside)
 
 
 class EarlierRows:
-    """The rows that were set aside, by id, as far as they answer what is asked now."""
+    """The rows that were set aside, each with the hidden states that were set aside with it."""
 
     def __init__(self, rows_folder: Path, hidden_folder: Path | None) -> None:
-        """With a hidden_folder, rows without hidden states there do not count."""
-        self._rows = {row.id: row for aside in rows_folder.glob(_FOLDERS) for row in read_shards(aside)}
-        self._states: list[HiddenStates] = []
-        if hidden_folder is not None:
-            asides = [aside for aside in hidden_folder.glob(_FOLDERS) if any(aside.glob("shard-*"))]
-            self._states = [HiddenStates(aside) for aside in asides]
-            self._rows = {key: row for key, row in self._rows.items() if self.hidden(key) is not None}
+        """With a hidden_folder, rows without hidden states do not count."""
+        self._found: dict[str, list[EarlierRow]] = {}
+        for aside in sorted(rows_folder.glob(f"{_PREFIX}*"), reverse=True):  # the latest first
+            states = None
+            if hidden_folder is not None:
+                if not any((hidden_folder / aside.name).glob("shard-*.safetensors")):
+                    continue
+                states = HiddenStates(hidden_folder / aside.name)
+            for row in read_shards(aside):
+                if states is None or row.id in states:
+                    self._found.setdefault(row.id, []).append(EarlierRow(row, states))
 
-    def matching(self, requests: Iterable[Request]) -> dict[str, Row]:
+    def matching(self, requests: Iterable[Request]) -> dict[str, EarlierRow]:
         """Of these requests, those that are answered already, by id."""
-        rows = ((request, self._rows.get(request.id)) for request in requests)
-        return {request.id: row for request, row in rows if row is not None and answers_request(row, request)}
-
-    def hidden(self, row_id: str) -> Tensor | None:
-        """A row's hidden states, read from disk; None without."""
-        return next((states[row_id] for states in self._states if row_id in states), None)
+        found: dict[str, EarlierRow] = {}
+        for request in requests:
+            for earlier in self._found.get(request.id, ()):
+                if answers_request(earlier.row, request):
+                    found[request.id] = earlier
+                    break
+        return found

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from eagle3.config import RegenerateSettings
 from eagle3.data import chat
-from eagle3.data.earlier import EarlierRows, forget, set_aside
+from eagle3.data.earlier import EarlierRow, EarlierRows, forget, set_aside
 from eagle3.data.endpoints import answer_from_endpoints
 from eagle3.data.generate import Answered, Request, answer
 from eagle3.data.prompt import Prompt
@@ -33,7 +33,7 @@ class _Group:
 
     index: int
     prompts: Sequence[tuple[Prompt, str]]
-    earlier: dict[str, Row] = field(default_factory=dict)
+    earlier: dict[str, EarlierRow] = field(default_factory=dict)
     answered: dict[str, Answered] = field(default_factory=dict)
 
     @property
@@ -53,8 +53,9 @@ def regenerate(
     """Answer every prompt and write the rows, in the prompts' order, `group_size` a shard.
 
     A shard is written when all its rows are there. After a kill the same call goes on with the missing
-    shards. With other prompts it keeps the rows of those that are the same, so that adding prompts costs only
-    their own answers; with other settings or another target it starts over. It says which.
+    shards. With other prompts it keeps the rows of those that are the same, so that adding prompts costs
+    little more than their own answers (those that were dropped are asked again); with other settings or
+    another target it starts over. It says which.
 
     Args:
         prompts: each with its split, "train" or "validation".
@@ -93,7 +94,7 @@ def regenerate(
         print(f"other prompts: {kept} of {len(usable)} are the same and keep their answers", flush=True)
     for group in missing:
         if group.complete:
-            _write_group(target, group, settings, earlier, rows_folder, hidden_folder)
+            _write_group(target, group, settings, rows_folder, hidden_folder)
     waiting = {
         prompt.id: group for group in missing for prompt, _ in group.prompts if prompt.id not in group.earlier
     }
@@ -106,7 +107,7 @@ def regenerate(
             group = waiting[answered.id]
             group.answered[answered.id] = answered
             if group.complete:
-                _write_group(target, group, settings, earlier, rows_folder, hidden_folder)
+                _write_group(target, group, settings, rows_folder, hidden_folder)
                 group.answered.clear()
     forget(rows_folder, hidden_folder)
     manifest = _summary(rows_folder, left_out)
@@ -198,14 +199,13 @@ def _write_group(
     target: Target,
     group: _Group,
     settings: RegenerateSettings,
-    earlier: EarlierRows,
     rows_folder: Path,
     hidden_folder: Path,
 ) -> None:
     kept = list(_rows(target, group, settings))
     if settings.capture_hidden_states:
         states = [
-            earlier.hidden(row.id) if row.id in group.earlier else group.answered[row.id].hidden
+            group.earlier[row.id].hidden if row.id in group.earlier else group.answered[row.id].hidden
             for row in kept
         ]
         write_hidden_states(
@@ -217,7 +217,7 @@ def _write_group(
 def _rows(target: Target, group: _Group, settings: RegenerateSettings) -> Iterator[Row]:
     for prompt, split in group.prompts:
         if prompt.id in group.earlier:
-            yield replace(group.earlier[prompt.id], source=prompt.source, split=split)
+            yield replace(group.earlier[prompt.id].row, source=prompt.source, split=split)
             continue
         answered = group.answered[prompt.id]
         if answered.finish_reason == "length" and settings.incomplete == "drop":
@@ -250,7 +250,7 @@ def _summary(folder: Path, left_out: Counter[str]) -> dict[str, Any]:
             counts["tokens"] += len(row["token_ids"])
             counts["answer_tokens"] += sum(end - start for start, end in row["answer_spans"])
             reasons[row["finish_reason"]] += 1
-            digests.append((row["id"], row["token_ids"]))
+            digests.append((row["id"], row["split"], row["token_ids"]))
     return {
         "rows": counts["train"] + counts["validation"],
         "train": counts["train"],

@@ -35,13 +35,22 @@ class Processes:
             dist.all_reduce(tensor)
             tensor.div_(self.size)
 
+    def share(self, tensors: Iterable[Tensor]) -> None:
+        """Give each tensor the values that process 0 has."""
+        if self.size == 1:
+            return
+        for tensor in tensors:
+            dist.broadcast(tensor, src=0)
+
     @contextmanager
     def in_turn(self) -> Iterator[None]:
-        """Process 0 goes through the block before the others do."""
+        """Process 0 goes through the block before the others do, and goes on when they are through."""
         if self.size > 1 and not self.first:
             dist.barrier()
         yield
-        if self.size > 1 and self.first:
+        if self.size > 1:
+            if self.first:
+                dist.barrier()
             dist.barrier()
 
 

@@ -116,6 +116,9 @@ class Trainer:
         """
         with self._processes.in_turn():  # process 0 may discard what is there
             self._resume()
+        # Each process found the same start for itself, on hardware that may round otherwise.
+        with torch.no_grad():
+            self._processes.share([*self._objective.module.parameters(), *self._average.parameters()])
         settings, steps = self._settings, len(self._plan)
         started, first = time.monotonic(), self._tokens
         quiet = not self._processes.first

@@ -137,11 +137,12 @@ def trials_to_enqueue(settings: Settings, space: Space, sampler: str) -> Named:
 
 
 def first_trials(settings: Settings, space: Space) -> Named:
-    """Tried before anything is sampled: (who chose it, configuration), each once."""
+    """Tried before anything is sampled, where in the space: (who chose it, configuration), each once."""
     named = {"vanilla-like": space.default(VANILLA_LIKE), **default_configurations(settings, space)}
     by_configuration: dict[Configuration, str] = {}
     for name, configuration in named.items():
-        by_configuration.setdefault(configuration, name)
+        if space.contains(configuration):
+            by_configuration.setdefault(configuration, name)
     return [(name, configuration) for configuration, name in by_configuration.items()]
 
 

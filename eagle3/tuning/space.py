@@ -107,9 +107,8 @@ class Space:
         )
 
     def default(self, tree: tuple[int, int, int]) -> Configuration:
-        """A tree with the first draft and the first of every option."""
-        draft, *options = next(self._options())
-        return Configuration(draft, *tree, *options)
+        """A tree, drafted whole, with the first draft and the first of every other option."""
+        return Configuration(self.drafts[0], *tree, self.draft_dtypes[0], self.threads[0], self.backends[0])
 
     def known(self) -> dict[str, Configuration]:
         """The well-known trees that lie in the space, by name."""

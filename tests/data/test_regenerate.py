@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -382,6 +383,30 @@ def test_a_prompt_that_changed_under_its_id_is_answered_anew(target: Target, tmp
     reused.run(prompts=changed)
     fresh.run(prompts=changed)
     assert reused.hashes() == fresh.hashes()
+
+
+@pytest.mark.parametrize("gap", [False, True])
+def test_a_row_keeps_the_hidden_states_that_were_written_with_it(
+    target: Target, tmp_path: Path, gap: bool
+) -> None:
+    """Two regenerations set aside know one id under two texts; a kill may leave a gap in their numbers."""
+    changed = [
+        (replace(prompt, turns=("fox and dog", *prompt.turns[1:])), split) for prompt, split in PROMPTS
+    ]
+    Workspace(tmp_path / "a", target).run()
+    with pytest.raises(Killed):
+        Workspace(tmp_path / "a", killing_target(target, 40)).run(prompts=changed)
+    reused, fresh = Workspace(tmp_path / "a", target), Workspace(tmp_path / "b", target)
+    with pytest.raises(Killed):
+        Workspace(tmp_path / "a", killing_target(target, 2)).run(prompts=changed[::-1])
+    for folder in (reused.rows, reused.hidden):
+        assert len(list(folder.glob("earlier-*"))) == 2
+        if gap:
+            shutil.rmtree(folder / "earlier-000")
+    reused.run(prompts=changed)
+    fresh.run(prompts=changed)
+    assert reused.hashes() == fresh.hashes()
+    assert not list(reused.rows.glob("earlier-*"))
 
 
 def test_rows_without_hidden_states_are_not_kept_where_those_are_captured(

@@ -94,6 +94,7 @@ def test_alone_nothing_is_averaged_and_nobody_is_waited_for(monkeypatch: pytest.
         assert (processes, device) == (ALONE, "cuda")
     values = torch.tensor([1.0, 2.0])
     ALONE.average([values])
+    ALONE.share([values])
     with ALONE.in_turn():
         assert values.tolist() == [1.0, 2.0]
     assert ALONE.first

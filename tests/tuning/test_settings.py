@@ -57,6 +57,17 @@ def test_default_profile_tries_what_others_use_first() -> None:
     assert "1/1/2" not in {space.label(item) for item in default_configurations(wanted, space).values()}
 
 
+def test_known_trees_are_drafted_whole_or_not_tried() -> None:
+    """A default that ends early by confidence is nobody's default."""
+    wanted = settings("space", "confidences", value=[0.3, 0.0])
+    first = [item for _, item in first_trials(wanted, make_space(wanted))]
+    assert first
+    assert all(item.confidence == 0 for item in first)
+    wanted = settings("space", "confidences", value=[0.3])
+    assert first_trials(wanted, make_space(wanted)) == []
+    assert default_configurations(wanted, make_space(wanted)) == {}
+
+
 def test_default_grid_is_tried_in_an_order_of_its_own() -> None:
     wanted = settings()
     space = make_space(wanted)
