@@ -104,7 +104,7 @@ def main() -> None:
                 **fingerprint_code(Path(__file__).resolve().parents[1]),
             },
             "draft": arguments.draft,
-            "tree": dict(zip(("num_steps", "topk", "num_draft_tokens"), arguments.tree, strict=True)),
+            "tree": shape.as_dict(),
             "tokens": arguments.tokens,
             "repeats": arguments.repeats,
             "results": rows,

@@ -87,7 +87,7 @@ def main() -> None:
                 "command": "python " + " ".join(["benchmarks/context.py", *sys.argv[1:]]),
                 **fingerprint_code(Path(__file__).resolve().parents[1]),
             },
-            "tree": dict(zip(("num_steps", "topk", "num_draft_tokens"), arguments.tree, strict=True)),
+            "tree": shape.as_dict(),
             "prompts": arguments.prompts,
             "tokens": arguments.tokens,
             "longest_training_row": limit,

@@ -4,7 +4,6 @@ On several GPUs: torchrun --nproc-per-node <GPUs> experiments/train.py <draft>.
 """
 
 import json
-import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -94,15 +93,13 @@ def main() -> None:
     if arguments.draft not in settings.drafts:
         parser.error(f"draft {arguments.draft!r} is unknown: choose from {', '.join(settings.drafts)}")
     name, draft = arguments.draft, settings.drafts[arguments.draft]
-    if isinstance(draft, ExternalSettings):
-        if os.environ.get("RANK", "0") == "0":  # one of torchrun's processes
-            take(settings, name, draft.source)
-        return
-
     from eagle3.training.parallel import started_by_torchrun
 
     with started_by_torchrun(choose_device()) as (processes, device):
-        train(settings, name, draft, processes, device)
+        if not isinstance(draft, ExternalSettings):
+            train(settings, name, draft, processes, device)
+        elif processes.first:
+            take(settings, name, draft.source)
 
 
 if __name__ == "__main__":

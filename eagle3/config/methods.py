@@ -16,6 +16,7 @@ from eagle3.config.sections import (
     Tasks,
     Temperature,
     TopP,
+    repeated,
 )
 
 if TYPE_CHECKING:
@@ -161,11 +162,7 @@ class EvaluateSettings(Section):
     @model_validator(mode="after")
     def _names_are_distinct(self) -> Self:
         names = [method.name for method in self.methods]
-        doubled = sorted(
-            {name for name in names if names.count(name) > 1}
-            | {"vanilla", "vanilla-aa", "tuned"} & set(names)
-        )
-        if doubled:
+        if doubled := repeated([*names, "vanilla", "vanilla-aa", "tuned"]):
             raise ValueError(f"method name {doubled[0]!r} is taken: every method needs a name of its own")
         for method in self.methods:
             if isinstance(method, HybridMethod | PromptLookupMethod) and method.min_ngram > method.max_ngram:
@@ -175,6 +172,6 @@ class EvaluateSettings(Section):
                 )
         for key in ("tasks", "temperatures"):
             values = getattr(self, key)
-            if len(set(values)) < len(values):
+            if repeated(values):
                 raise ValueError(f"{key} has {list(values)}: name each of them once")
         return self

@@ -1,6 +1,8 @@
 """What the sections of params.yaml are made of."""
 
-from typing import Annotated, Literal
+from collections import Counter
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -19,6 +21,11 @@ ServingEngine = Literal["sglang", "vllm"]
 Engine = Literal["native", ServingEngine]  # what decodes
 Tasks = Annotated[tuple[Name, ...], Field(min_length=1)]
 NewTokens = Annotated[int, Field(ge=2)]  # of a timed answer: the first token is the prefill's
+
+
+def repeated(values: Iterable[Any]) -> list[Any]:
+    """The values that occur more than once, sorted."""
+    return sorted(value for value, count in Counter(values).items() if count > 1)
 
 
 class Section(BaseModel):

@@ -15,6 +15,7 @@ from eagle3.config.sections import (
     Tasks,
     Text,
     Url,
+    repeated,
 )
 
 
@@ -67,8 +68,7 @@ class ServingSettings(Section):
 
     @model_validator(mode="after")
     def _names_are_distinct(self) -> Self:
-        names = [experiment.name for experiment in self.experiments]
-        if doubled := sorted({name for name in names if names.count(name) > 1}):
+        if doubled := repeated(experiment.name for experiment in self.experiments):
             raise ValueError(
                 f"experiments: name {doubled[0]!r} is taken: every experiment needs a name of its own"
             )

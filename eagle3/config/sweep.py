@@ -29,7 +29,7 @@ class SpaceSettings(Section):
     draft_dtypes: Annotated[tuple[Dtype, ...], Field(min_length=1)]
     threads: Annotated[tuple[NonNegative, ...], Field(min_length=1)]
     backends: Annotated[tuple[Backend, ...], Field(min_length=1)]
-    confidences: Annotated[tuple[Annotated[float, Field(ge=0, lt=1)], ...], Field(min_length=1)]
+    confidences: Annotated[tuple[Share, ...], Field(min_length=1)]
 
     @model_validator(mode="after")
     def _longest_chain_fits(self) -> Self:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from eagle3.decoding.batch import BatchDecoder
-from eagle3.decoding.generation import Generation, Round
+from eagle3.decoding.generation import Generation, Round, rounds_of_lengths
 from eagle3.decoding.sampling import Sampling
 
 
@@ -25,36 +25,17 @@ class CopiesDecoder:
         self._batch, self._depth = batch, depth
 
     def generate(self, prompt_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Generation:
-        """See `Decoder.generate`; the answer is the first copy's, the times are those of the whole batch.
-
-        A batch does not record a round's tree: nodes and depth are the most that there can be, and drafts
-        accepted beyond the end of the answer are not seen.
-        """
-        copies = self._batch.batch_size
+        """See `Decoder.generate`; the answer is the first copy's, the times are those of the whole batch."""
+        copies, drafter = self._batch.batch_size, self._batch.drafter
         result = self._batch.generate([prompt_ids] * copies, max_new_tokens, [sampling] * copies)
         answer = result.answers[0]
-        rounds: list[Round] = []
-        drafter = self._batch.drafter
+        rounds: tuple[Round, ...] = ()
         if drafter is not None:
-            lengths = answer.acceptance_lengths
-            rest = result.decode_seconds - result.draft_seconds - result.verify_seconds
-            rounds = [
-                Round(
-                    nodes=drafter.max_nodes,
-                    depth=self._depth,
-                    accepted=produced - 1,
-                    produced=produced,
-                    draft_seconds=result.draft_seconds / len(lengths),
-                    verify_seconds=result.verify_seconds / len(lengths),
-                    accept_seconds=rest / len(lengths),
-                    cache_seconds=0.0,
-                )
-                for produced in lengths
-            ]
+            drafting, verifying = result.draft_seconds, result.verify_seconds
+            rest = result.decode_seconds - drafting - verifying
+            rounds = rounds_of_lengths(
+                answer.acceptance_lengths, drafter.max_nodes, self._depth, drafting, verifying, rest
+            )
         return Generation(
-            answer.token_ids,
-            answer.finish_reason,
-            result.prefill_seconds,
-            result.decode_seconds,
-            tuple(rounds),
+            answer.token_ids, answer.finish_reason, result.prefill_seconds, result.decode_seconds, rounds
         )

@@ -23,6 +23,28 @@ class Round:
     cache_seconds: float
 
 
+def rounds_of_lengths(
+    produced: Sequence[int],
+    nodes: int,
+    depth: int,
+    draft_seconds: float = 0.0,
+    verify_seconds: float = 0.0,
+    accept_seconds: float = 0.0,
+) -> tuple[Round, ...]:
+    """Rounds of which no more is known than the tokens that each produced.
+
+    Drafts accepted beyond a stop are not seen.
+
+    Args:
+        produced: tokens of each round.
+        nodes, depth: of the largest tree that there can be.
+        draft_seconds, verify_seconds, accept_seconds: of all rounds together, spread evenly.
+    """
+    count = max(1, len(produced))
+    parts = draft_seconds / count, verify_seconds / count, accept_seconds / count
+    return tuple(Round(nodes, depth, tokens - 1, tokens, *parts, cache_seconds=0.0) for tokens in produced)
+
+
 @dataclass(frozen=True)
 class Generation:
     """The tokens of one answer and how they came about. Times in seconds, from one clock.

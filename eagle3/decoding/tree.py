@@ -73,6 +73,10 @@ class TreeShape:
         """A chain of `num_steps` drafted tokens."""
         return cls(num_steps, 1, num_steps + 1)
 
+    def as_dict(self) -> dict[str, int]:
+        """The parameters that SGLang has, by its names."""
+        return {key: getattr(self, key) for key in ("num_steps", "topk", "num_draft_tokens")}
+
     @property
     def max_nodes(self) -> int:
         """See `Shape`."""

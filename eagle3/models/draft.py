@@ -210,20 +210,22 @@ def check_fits(config: DraftConfig, target: Target) -> None:
     Raises:
         ValueError: on another hidden size, vocabulary or number of captured layers.
     """
-    check_sizes(config.hidden_size, config.vocab_size, target)
+    pairs = _sizes(config.hidden_size, config.vocab_size, target)
     if config.family == "eagle3" and config.fused:
-        captured = len(target.capture_layers)
-        _refuse_differences([("number of captured layers", config.num_captured, captured)])
+        pairs.append(("number of captured layers", config.num_captured, len(target.capture_layers)))
+    _refuse_differences(pairs)
 
 
 def check_sizes(hidden_size: int, vocab_size: int, target: Target) -> None:
     """As `check_fits`, with what config.json alone tells: a wrong pair is refused before weights are read."""
-    _refuse_differences(
-        [
-            ("hidden size", hidden_size, target.hidden_size),
-            ("vocabulary size", vocab_size, target.vocab_size),
-        ]
-    )
+    _refuse_differences(_sizes(hidden_size, vocab_size, target))
+
+
+def _sizes(hidden_size: int, vocab_size: int, target: Target) -> list[tuple[str, int, int]]:
+    return [
+        ("hidden size", hidden_size, target.hidden_size),
+        ("vocabulary size", vocab_size, target.vocab_size),
+    ]
 
 
 def _refuse_differences(pairs: Sequence[tuple[str, int, int]]) -> None:

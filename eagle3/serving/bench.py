@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from eagle3 import paths
 from eagle3.config import HeadMethod, MethodSettings, Settings
-from eagle3.decoding.generation import Decoder, Generation, Round
+from eagle3.decoding.generation import Decoder, Generation, Round, rounds_of_lengths
 from eagle3.decoding.sampling import Sampling
 from eagle3.measure.bench import Bench
 from eagle3.models.formats import read_draft_files
@@ -37,27 +37,16 @@ class ServedDecoder:
     def generate(self, prompt_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Generation:
         """See `Decoder.generate`; the prefill ends with the first token's arrival."""
         answer = self._client.stream(prompt_ids, max_new_tokens, sampling)
-        tree, rounds = self._speculation, []
+        tree = self._speculation
+        rounds: tuple[Round, ...] = ()
         if tree is not None:
-            rounds = [
-                Round(
-                    nodes=tree.num_draft_tokens,
-                    depth=tree.num_steps,
-                    accepted=produced - 1,
-                    produced=produced,
-                    draft_seconds=0.0,
-                    verify_seconds=0.0,
-                    accept_seconds=0.0,
-                    cache_seconds=0.0,
-                )
-                for produced in answer.produced
-            ]
+            rounds = rounds_of_lengths(answer.produced, tree.num_draft_tokens, tree.num_steps)
         return Generation(
             answer.token_ids,
             answer.finish_reason,
             answer.time_to_first_token,
             answer.decode_seconds,
-            tuple(rounds),
+            rounds,
         )
 
 

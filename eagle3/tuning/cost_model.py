@@ -90,7 +90,7 @@ class CostModel:
         The options beside the tree are not told apart, but for trees that end by the draft's confidence:
         their sizes are not known beforehand, so they are left out.
         """
-        known = {key: item for key, item in known.items() if key.confidence == 0}
+        known = {key: item for key, item in known.items() if key.drafted_whole}
         pairs = [(configuration, item) for configuration, item in known.items() if item.rounds.rounds]
         if len(pairs) < 3:
             return None
@@ -154,7 +154,7 @@ def prediction_errors(known: Mapping[Configuration, Measurement]) -> dict[Config
     """For each configuration (predicted, measured) speedup, predicted by a model that was not shown it."""
     errors = {}
     for configuration, item in known.items():
-        if configuration.confidence:
+        if not configuration.drafted_whole:
             continue
         others = {other: value for other, value in known.items() if other != configuration}
         model = CostModel.fit(others)

@@ -101,7 +101,7 @@ def cost_model_rows(known: Mapping[Configuration, Measurement], space: Space) ->
 
 def predictions(model: CostModel, space: Space, count: int = _PREDICTIONS) -> list[dict[str, Any]]:
     """The configurations that the model predicts to be fastest."""
-    predictable = [item for item in space.configurations() if item.confidence == 0]
+    predictable = [item for item in space.configurations() if item.drafted_whole]
     best: Iterable[Configuration] = sorted(predictable, key=lambda item: -model.speedup(item))
     return [
         {

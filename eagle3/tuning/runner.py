@@ -168,7 +168,7 @@ class Runner:
 
     def _favourite(self, model: CostModel, records: list[Record]) -> Configuration | None:
         """The configuration without a measurement that the model predicts to be fastest."""
-        predictable = [item for item in self._unknown(records) if item.confidence == 0]
+        predictable = [item for item in self._unknown(records) if item.drafted_whole]
         return max(predictable, key=model.speedup, default=None)
 
     def _report(self, number: int, seconds: float) -> None:

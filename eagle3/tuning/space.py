@@ -35,6 +35,11 @@ class Configuration:
         """The tree's part alone."""
         return {key: getattr(self, key) for key in ("num_steps", "topk", "num_draft_tokens")}
 
+    @property
+    def drafted_whole(self) -> bool:
+        """Whether every round's tree has the same size, so that the cost model can say what it costs."""
+        return self.confidence == 0
+
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
