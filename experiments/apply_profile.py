@@ -1,11 +1,10 @@
 """Overwrite params.yaml with a profile: the default one, with the changes of the named one laid over it."""
 
 import argparse
-import sys
 from pathlib import Path
 
-from cli import read_settings
-from eagle3.parameters import SettingsError, write_profile
+from cli import read_settings, run_in_words
+from eagle3.parameters import write_profile
 
 
 def main() -> None:
@@ -16,13 +15,10 @@ def main() -> None:
     parser.add_argument("name", help=f"one of: {', '.join(known)}")
     parser.add_argument("--output", type=Path, default=Path("params.yaml"), help="the file to overwrite")
     arguments = parser.parse_args()
-    try:
-        write_profile(arguments.name, arguments.output)
-    except SettingsError as error:
-        sys.exit(str(error))
+    write_profile(arguments.name, arguments.output)
     read_settings(arguments.output)
     print(f"{arguments.output} is now the {arguments.name} profile")
 
 
 if __name__ == "__main__":
-    main()
+    run_in_words(main)

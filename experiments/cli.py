@@ -6,6 +6,7 @@ params.yaml take no time.
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 # The code beside the script counts, not an installed copy: DVC runs experiments in copies of the project.
@@ -30,6 +31,14 @@ def read_settings(path: Path) -> Settings:
         return load_settings(path)
     except SettingsError as error:
         sys.exit(str(error))
+
+
+def run_in_words(main: Callable[[], None]) -> None:
+    """Run a script's main; a refusal ends it with the reason and the notes beside it, without a traceback."""
+    try:
+        main()
+    except ValueError as error:
+        sys.exit("\n".join([str(error), *getattr(error, "__notes__", [])]))
 
 
 def choose_device() -> str:

@@ -1,11 +1,10 @@
 """Measure every method against vanilla on the held-out prompts, interleaved in one process."""
 
 import json
-import sys
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from cli import choose_device, read_settings, stage_parser
+from cli import choose_device, read_settings, run_in_words, stage_parser
 from eagle3 import paths
 from eagle3.config import Settings
 from eagle3.provenance import fingerprint_code, hash_tree, write_json
@@ -157,10 +156,7 @@ def main() -> None:
     from eagle3.measure.lock import timing_lock
 
     with ExitStack() as stack:
-        try:
-            stack.enter_context(timing_lock())
-        except ValueError as error:
-            sys.exit(str(error))
+        stack.enter_context(timing_lock())
         report = run_and_track(settings)
     for result in (result for result in report["results"] if result["task"] == "all"):
         rate = f"{result['tokens_per_second']:.1f}" if result["tokens_per_second"] is not None else "no"
@@ -182,4 +178,4 @@ def run_and_track(settings: Settings) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    run_in_words(main)

@@ -6,7 +6,7 @@ changed file makes `dvc repro` measure again.
 
 from pathlib import Path
 
-from cli import read_settings, stage_parser
+from cli import read_settings, run_in_words, stage_parser
 from eagle3 import paths
 from eagle3.provenance import fingerprint_machine, hash_object, sha256_file, write_json
 
@@ -30,4 +30,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_in_words(main)

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from cli import read_settings, stage_parser
+from cli import read_settings, run_in_words, stage_parser
 from eagle3 import paths
 from eagle3.config import Settings
 from eagle3.provenance import hash_tree, write_json
@@ -29,4 +29,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_in_words(main)

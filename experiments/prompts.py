@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from cli import choose_device, read_settings, stage_parser
+from cli import choose_device, read_settings, run_in_words, stage_parser
 from eagle3 import paths
 from eagle3.provenance import hash_object, hash_stage_code, hash_tree
 
@@ -41,4 +41,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_in_words(main)

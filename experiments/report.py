@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from cli import read_settings, stage_parser
+from cli import read_settings, run_in_words, stage_parser
 from eagle3 import paths
 from eagle3.config import Settings, parse_settings
 from eagle3.parameters import read_profile
@@ -47,4 +47,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_in_words(main)

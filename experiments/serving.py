@@ -6,7 +6,7 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from cli import choose_device, read_settings, stage_parser
+from cli import choose_device, read_settings, run_in_words, stage_parser
 from eagle3.config import ServedExperiment, Settings
 
 if TYPE_CHECKING:
@@ -63,11 +63,9 @@ def main() -> None:
             names = arguments.experiments or [item.name for item in settings.serving.experiments]
             experiments = [chosen(settings, name) for name in names]
             measure_engine(settings, arguments.engine, experiments, choose_device())
-    except ValueError as error:
-        sys.exit(str(error))
     except KeyboardInterrupt:
         sys.exit("stopped; the servers are ended")
 
 
 if __name__ == "__main__":
-    main()
+    run_in_words(main)

@@ -3,9 +3,7 @@
 ablation changes one thing at a time in EAGLE-3; scaling trains the drafts on more and more of the data.
 """
 
-import sys
-
-from cli import choose_device, read_settings, stage_parser
+from cli import choose_device, read_settings, run_in_words, stage_parser
 
 
 def main() -> None:
@@ -16,11 +14,8 @@ def main() -> None:
 
     from eagle3.studies.run import run_study
 
-    try:
-        run_study(settings, arguments.study, choose_device())
-    except ValueError as error:
-        sys.exit(str(error))
+    run_study(settings, arguments.study, choose_device())
 
 
 if __name__ == "__main__":
-    main()
+    run_in_words(main)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from cli import choose_device, read_settings, stage_parser
+from cli import choose_device, read_settings, run_in_words, stage_parser
 from eagle3 import paths
 from eagle3.config import Settings
 from eagle3.provenance import fingerprint_code, write_json
@@ -163,13 +163,10 @@ def main() -> None:
     arguments = options().parse_args()
     settings = read_settings(arguments.params)
     with ExitStack() as stack:
-        try:
-            if arguments.dry_run or arguments.what_if:
-                print(preview(settings, arguments))
-                return
-            session = open_session(settings, arguments, stack)
-        except ValueError as error:
-            sys.exit(str(error))
+        if arguments.dry_run or arguments.what_if:
+            print(preview(settings, arguments))
+            return
+        session = open_session(settings, arguments, stack)
         try:
             outcome = sweep(session, arguments, Tracker.open(settings))
         except KeyboardInterrupt:
@@ -197,4 +194,4 @@ def open_session(settings: Settings, arguments: Namespace, stack: ExitStack) -> 
 
 
 if __name__ == "__main__":
-    main()
+    run_in_words(main)

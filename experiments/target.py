@@ -1,8 +1,6 @@
 """Fetch the target model and write it once as safetensors with tokenizer, chat template and manifest."""
 
-import sys
-
-from cli import read_settings, stage_parser
+from cli import read_settings, run_in_words, stage_parser
 from eagle3 import paths
 
 
@@ -14,13 +12,10 @@ def main() -> None:
     from eagle3.models.draft import check_draft_settings
     from eagle3.models.prepare import prepare_target
 
-    try:
-        manifest = prepare_target(wanted.source, paths.TARGET, wanted.file, wanted.capture_layers)
-        sizes = [manifest[key] for key in ("vocab_size", "num_attention_heads", "num_layers")]
-        for name, draft in settings.drafts.items():
-            check_draft_settings(name, draft, settings.vocabulary.size, *sizes)
-    except ValueError as error:
-        sys.exit(str(error))
+    manifest = prepare_target(wanted.source, paths.TARGET, wanted.file, wanted.capture_layers)
+    sizes = [manifest[key] for key in ("vocab_size", "num_attention_heads", "num_layers")]
+    for name, draft in settings.drafts.items():
+        check_draft_settings(name, draft, settings.vocabulary.size, *sizes)
     print(
         f"{paths.TARGET}: {manifest['model_type']}, {manifest['parameters'] / 1e6:.0f}M parameters, "
         f"{manifest['num_layers']} layers, hidden states {manifest['capture_layers']} feed the draft"
@@ -28,4 +23,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_in_words(main)

@@ -5,15 +5,14 @@ On several GPUs: torchrun --nproc-per-node <GPUs> experiments/train.py <draft>.
 
 import json
 import shutil
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from cli import choose_device, read_settings, stage_parser
+from cli import choose_device, read_settings, run_in_words, stage_parser
 from eagle3 import paths
-from eagle3.config import ExternalSettings, Settings, TrainedSettings
+from eagle3.config import ExternalModelSettings, ExternalSettings, Settings, TrainedSettings
 from eagle3.provenance import hash_stage_code, replacing, write_jsonl
 from eagle3.tracking import Tracker
 
@@ -30,22 +29,26 @@ def write_history(lines: Sequence[str], name: str) -> None:
         pd.DataFrame(kept, columns=["step", "loss", "lr", "gradient_norm"]).to_csv(temporary, index=False)
 
 
-def take(settings: Settings, name: str, source: str) -> None:
+def take(settings: Settings, name: str, draft: ExternalSettings | ExternalModelSettings) -> None:
     """Bring in a draft that was trained elsewhere; there is no curve to show."""
     from eagle3.models.checkpoint import import_draft
+    from eagle3.models.independent import import_independent
     from eagle3.models.target import Target
     from eagle3.sources import fetch
 
     target = Target.load(paths.TARGET, compiled=False)
     try:
-        import_draft(fetch(source), paths.DRAFTS / name, target, {"source": source})
+        if isinstance(draft, ExternalModelSettings):
+            import_independent(draft.source, paths.DRAFTS / name, target, draft.file)
+        else:
+            import_draft(fetch(draft.source), paths.DRAFTS / name, target, {"source": draft.source})
     except ValueError as error:
-        sys.exit(f"drafts.{name}: {error}")
+        raise ValueError(f"drafts.{name}: {error}") from None
     write_history([], name)
     with Tracker.open(settings).run("train", name, method=name) as run:
-        run.log_params({"draft": settings.drafts[name].model_dump(mode="json")})
+        run.log_params({"draft": draft.model_dump(mode="json")})
         run.log_artifact(paths.DRAFTS / name, "checkpoint")
-    print(f"{paths.DRAFTS / name}: taken from {source}")
+    print(f"{paths.DRAFTS / name}: taken from {draft.source}")
 
 
 def _ignore(measured: dict[str, float], step: int) -> None:
@@ -96,11 +99,11 @@ def main() -> None:
     from eagle3.training.parallel import started_by_torchrun
 
     with started_by_torchrun(choose_device()) as (processes, device):
-        if not isinstance(draft, ExternalSettings):
+        if not isinstance(draft, ExternalSettings | ExternalModelSettings):
             train(settings, name, draft, processes, device)
         elif processes.first:
-            take(settings, name, draft.source)
+            take(settings, name, draft)
 
 
 if __name__ == "__main__":
-    main()
+    run_in_words(main)

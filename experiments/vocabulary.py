@@ -2,7 +2,7 @@
 
 import json
 
-from cli import read_settings, stage_parser
+from cli import read_settings, run_in_words, stage_parser
 from eagle3 import paths
 
 
@@ -38,4 +38,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_in_words(main)

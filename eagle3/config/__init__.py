@@ -20,9 +20,11 @@ from eagle3.config.data import (
 )
 from eagle3.config.drafts import (
     HEAD_FAMILIES,
+    MODEL_FAMILIES,
     DraftSettings,
     Eagle3Settings,
     EagleSettings,
+    ExternalModelSettings,
     ExternalSettings,
     IndependentSettings,
     TestTimeSteps,
@@ -49,6 +51,7 @@ from eagle3.parameters import SettingsError, describe_errors, read_yaml, to_json
 
 __all__ = [
     "HEAD_FAMILIES",
+    "MODEL_FAMILIES",
     "AblationSettings",
     "AdaptiveHeadMethod",
     "DraftSettings",
@@ -56,6 +59,7 @@ __all__ = [
     "EagleSettings",
     "EngineSettings",
     "EvaluateSettings",
+    "ExternalModelSettings",
     "ExternalSettings",
     "HeadMethod",
     "HubDataset",

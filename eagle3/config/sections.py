@@ -13,6 +13,7 @@ Positive = Annotated[float, Field(gt=0)]
 Temperature = Annotated[float, Field(ge=0)]
 TopP = Annotated[float, Field(gt=0, le=1)]
 Dtype = Literal["float32", "bfloat16", "float16"]
+DraftDtype = Literal[Dtype, "int8"]  # int8: rounded when loaded, on the CPU kernels
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
 Text = Annotated[str, Field(min_length=1)]
 Url = Annotated[str, Field(pattern=r"^https?://")]

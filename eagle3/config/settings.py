@@ -13,6 +13,7 @@ from eagle3.config.data import (
 )
 from eagle3.config.drafts import (
     HEAD_FAMILIES,
+    MODEL_FAMILIES,
     DraftSettings,
     Eagle3Settings,
     EagleSettings,
@@ -134,7 +135,7 @@ class Settings(Section):
                     f"trained; name one of drafts ({known}) or add it there"
                 )
             family = self.drafts[method.draft].family
-            families = ("independent",) if isinstance(method, ModelMethod) else HEAD_FAMILIES
+            families = MODEL_FAMILIES if isinstance(method, ModelMethod) else HEAD_FAMILIES
             if family not in families:
                 raise ValueError(
                     f"evaluate.methods: method {method.name!r} has drafter {method.drafter!r}, which needs a "

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from eagle3.config.sections import (
     Backend,
     Count,
-    Dtype,
+    DraftDtype,
     Engine,
     Name,
     NewTokens,
@@ -26,7 +26,7 @@ class SpaceSettings(Section):
     max_num_steps: Count
     max_topk: Count
     max_num_draft_tokens: Annotated[int, Field(ge=2)]
-    draft_dtypes: Annotated[tuple[Dtype, ...], Field(min_length=1)]
+    draft_dtypes: Annotated[tuple[DraftDtype, ...], Field(min_length=1)]
     threads: Annotated[tuple[NonNegative, ...], Field(min_length=1)]
     backends: Annotated[tuple[Backend, ...], Field(min_length=1)]
     confidences: Annotated[tuple[Share, ...], Field(min_length=1)]

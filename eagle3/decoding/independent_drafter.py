@@ -12,6 +12,7 @@ from eagle3.decoding.cache import KVCache, ReusableCache
 from eagle3.decoding.draft_tree import DraftTree
 from eagle3.decoding.sampling import Randomness, Sampling, argmax, probabilities
 from eagle3.decoding.vanilla import context_length
+from eagle3.models.independent import check_same_vocabulary
 
 if TYPE_CHECKING:
     from eagle3.models.target import Target, TargetOutput
@@ -27,16 +28,7 @@ class IndependentDrafter:
         """
         if num_steps < 1:
             raise ValueError(f"num_steps = {num_steps}: must be at least 1")
-        if model.vocab_size != target.vocab_size:
-            raise ValueError(
-                f"the draft model has a vocabulary of {model.vocab_size}, the target of {target.vocab_size}: "
-                "speculative sampling needs a draft model with the target's tokenizer"
-            )
-        if model.tokenizer.get_vocab() != target.tokenizer.get_vocab():
-            raise ValueError(
-                "the draft model's tokenizer gives other ids to tokens than the target's: speculative "
-                "sampling needs a draft model with the target's tokenizer"
-            )
+        check_same_vocabulary(model.vocab_size, model.tokenizer, target)
         self.model = model
         self.num_steps = num_steps
         self.max_nodes = num_steps + 1

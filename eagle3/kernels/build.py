@@ -70,6 +70,7 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     signatures = {
         "linear_float32": [pointer] * 4 + [integer] * 3,
         "linear_bfloat16": [pointer] * 4 + [integer] * 3,
+        "linear_int8": [pointer] * 5 + [integer] * 3,
         "rms_norm": [pointer] * 3 + [integer] * 2 + [real],
         "swiglu": [pointer] * 2 + [integer] * 2,
         "attention": [pointer] * 5

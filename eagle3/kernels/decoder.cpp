@@ -13,6 +13,9 @@
 #include <cstring>
 #include <limits>
 #include <vector>
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
 
 namespace {
 
@@ -24,6 +27,8 @@ constexpr uint32_t ONE_LINE = 1 << 16;
 typedef float Vector __attribute__((vector_size(LANES * sizeof(float)), aligned(4)));
 typedef uint16_t Half __attribute__((vector_size(LANES * sizeof(uint16_t)), aligned(2)));
 typedef uint32_t Word __attribute__((vector_size(LANES * sizeof(uint32_t))));
+typedef int8_t Byte __attribute__((vector_size(LANES * sizeof(int8_t)), aligned(1)));
+typedef int32_t Integer __attribute__((vector_size(LANES * sizeof(int32_t))));
 
 inline Vector load(const float* p) { return *reinterpret_cast<const Vector*>(p); }
 
@@ -31,6 +36,15 @@ inline Vector load(const float* p) { return *reinterpret_cast<const Vector*>(p);
 inline Vector load(const uint16_t* p) {
   Word word = __builtin_convertvector(*reinterpret_cast<const Half*>(p), Word) << 16;
   return (Vector)word;
+}
+
+inline Vector load(const int8_t* p) {
+#ifdef __AVX2__  // g++ 12 takes the bytes apart one by one
+  const Integer integers = (Integer)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+#else
+  const Integer integers = __builtin_convertvector(*reinterpret_cast<const Byte*>(p), Integer);
+#endif
+  return __builtin_convertvector(integers, Vector);
 }
 
 inline float sum_lanes(Vector v) {
@@ -59,7 +73,6 @@ inline Vector sum_lanes_of_each(const Vector (&v)[LANES]) {
 // exp by range reduction and a degree-5 polynomial (Cephes expf); below -87 it is zero. Relative error about 1e-7.
 // Arguments of at most 88: beyond, the exponent bits overflow.
 inline Vector exponential(Vector x) {
-  typedef int32_t Integer __attribute__((vector_size(LANES * sizeof(int32_t))));
   const auto underflow = x < -87.0f;
   const Vector clipped = underflow ? Vector{} - 87.0f : x;
   const Vector shifted = clipped * 1.44269504088896341f + 12582912.0f;  // adding 1.5 * 2^23 rounds to an integer
@@ -92,25 +105,34 @@ inline void block(const float* x, int64_t x_stride, const Weight* panel, float* 
     low[r] = first ? Vector{} : load(sums + r * PANEL);
     high[r] = first ? Vector{} : load(sums + r * PANEL + LANES);
   }
+  constexpr int64_t LINE = 64 / (PANEL * sizeof(Weight));  // steps of k in a cache line
   uint64_t line = 0;
-  for (int64_t k = 0; k < k_count; k++) {
-    __builtin_prefetch(ahead + line / ONE_LINE * PANEL, 0, 3);
-    line += share;
+  const auto step = [&](int64_t k) {
     const Vector a = load(panel + k * PANEL), b = load(panel + k * PANEL + LANES);
     for (int r = 0; r < ROWS; r++) {
       const float value = x[r * x_stride + k];
       low[r] += a * value;
       high[r] += b * value;
     }
+  };
+  int64_t k = 0;
+  for (; k + LINE <= k_count; k += LINE) {
+    __builtin_prefetch(ahead + line / ONE_LINE * (PANEL * LINE), 0, 3);
+    line += share;
+    for (int64_t i = 0; i < LINE; i++) step(k + i);
   }
+  for (; k < k_count; k++) step(k);
   for (int r = 0; r < ROWS; r++) {
     std::memcpy(sums + r * PANEL, &low[r], sizeof(Vector));
     std::memcpy(sums + r * PANEL + LANES, &high[r], sizeof(Vector));
   }
 }
 
+//
+// scales [N]: what each output is multiplied by before the bias is added, or null.
 template <typename Weight>
-void linear(const float* x, const Weight* packed, const float* bias, float* y, int64_t M, int64_t N, int64_t K) {
+void linear(const float* x, const Weight* packed, const float* scales, const float* bias, float* y, int64_t M, int64_t N,
+            int64_t K) {
   const int64_t panels = (N + PANEL - 1) / PANEL;
   // Rows are computed in groups of nearly equal size. With several groups, a block of k is read from memory by the
   // first and from the first-level cache by the others, while every group asks for its share of the next block.
@@ -130,7 +152,7 @@ void linear(const float* x, const Weight* packed, const float* bias, float* y, i
           const int64_t rows = (M - m) / (groups - group);
           const float* xm = x + m * K + k;
           float* sums_m = sums.data() + m * PANEL;
-          const int64_t distance = groups > 1 ? count + group * count / groups : LINES_AHEAD;
+          const int64_t distance = groups > 1 ? count + group * count / groups : LINES_AHEAD * (int64_t)(sizeof(float) / sizeof(Weight));
           const Weight* ahead = part + distance * PANEL;
           switch (rows) {
             case 6: block<6>(xm, K, part, sums_m, count, k == 0, ahead, share); break;
@@ -146,6 +168,8 @@ void linear(const float* x, const Weight* packed, const float* bias, float* y, i
       const int64_t columns = std::min<int64_t>(PANEL, N - p * PANEL);
       for (int64_t m = 0; m < M; m++) {
         float* out = sums.data() + m * PANEL;
+        if (scales)
+          for (int64_t c = 0; c < columns; c++) out[c] *= scales[p * PANEL + c];
         if (bias)
           for (int64_t c = 0; c < columns; c++) out[c] += bias[p * PANEL + c];
         std::memcpy(y + m * N + p * PANEL, out, columns * sizeof(float));
@@ -259,12 +283,17 @@ inline void attend(const float* query, const Slots& slots, float* scores, float 
 extern "C" {
 
 void linear_float32(const float* x, const float* packed, const float* bias, float* y, int64_t M, int64_t N, int64_t K) {
-  linear(x, packed, bias, y, M, N, K);
+  linear(x, packed, nullptr, bias, y, M, N, K);
 }
 
 void linear_bfloat16(const float* x, const uint16_t* packed, const float* bias, float* y, int64_t M, int64_t N,
                      int64_t K) {
-  linear(x, packed, bias, y, M, N, K);
+  linear(x, packed, nullptr, bias, y, M, N, K);
+}
+
+void linear_int8(const float* x, const int8_t* packed, const float* scales, const float* bias, float* y, int64_t M,
+                 int64_t N, int64_t K) {
+  linear(x, packed, scales, bias, y, M, N, K);
 }
 
 void rms_norm(const float* x, const float* weight, float* y, int64_t rows, int64_t H, float eps) {

@@ -25,7 +25,14 @@ class Ops(Protocol):
 
     def activation_dtype(self, weights: torch.dtype) -> torch.dtype: ...
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear: ...
+    def linear(self, weight: Tensor, bias: Tensor | None = None, held: torch.dtype | None = None) -> Linear:
+        """
+        Args:
+            weight: [N, K].
+            bias: [N].
+            held: the dtype that the weights are kept in, as they are if None. int8 rounds them (`quantise`).
+        """
+        ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
 
@@ -68,7 +75,8 @@ class TorchOps:
     def activation_dtype(self, weights: torch.dtype) -> torch.dtype:
         return weights
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+    def linear(self, weight: Tensor, bias: Tensor | None = None, held: torch.dtype | None = None) -> Linear:
+        assert held in (None, weight.dtype)  # models.draft.check_weights refuses the rest
         return lambda x: F.linear(x, weight, bias)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -108,7 +116,7 @@ class TorchOps:
 
 
 class CompiledOps:
-    """The kernels of decoder.cpp: float32 arithmetic on a CPU, weights in float32 or bfloat16."""
+    """The kernels of decoder.cpp: float32 arithmetic on a CPU, weights in float32, bfloat16 or int8."""
 
     name = "compiled"
 
@@ -120,26 +128,35 @@ class CompiledOps:
     def activation_dtype(self, weights: torch.dtype) -> torch.dtype:
         return torch.float32
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        if weight.dtype not in (torch.float32, torch.bfloat16):
-            weight = weight.float()  # the kernels read these two
+    def linear(self, weight: Tensor, bias: Tensor | None = None, held: torch.dtype | None = None) -> Linear:
+        scales: Tensor | None = None
+        if held == torch.int8:
+            weight, scales = quantise(weight)
+        elif (held or weight.dtype) == torch.bfloat16:
+            weight = weight.bfloat16()
+        else:
+            weight = weight.float()  # the kernels know no float16
         outputs, inputs = weight.shape
         panels = -(-outputs // 16)
         padded = torch.zeros(panels * 16, inputs, dtype=weight.dtype)
         padded[:outputs] = weight
         packed = padded.view(panels, 16, inputs).transpose(1, 2).contiguous()  # [N / 16, K, 16]
         bias = None if bias is None else bias.float().contiguous()
-        narrow = weight.dtype == torch.bfloat16
-        kernel = self._library.linear_bfloat16 if narrow else self._library.linear_float32
-        weight_pointer, bias_pointer = packed.data_ptr(), None if bias is None else bias.data_ptr()
+        kernel = {
+            torch.float32: self._library.linear_float32,
+            torch.bfloat16: self._library.linear_bfloat16,
+            torch.int8: self._library.linear_int8,
+        }[weight.dtype]
+        pointers: list[int | None] = [packed.data_ptr()]
+        if scales is not None:
+            pointers.append(scales.data_ptr())
+        pointers.append(None if bias is None else bias.data_ptr())
 
         def apply(x: Tensor) -> Tensor:
-            _ = packed, bias  # keeps the memory behind the pointers
+            _ = packed, scales, bias  # keeps the memory behind the pointers
             x = x.contiguous()
             y = torch.empty(*x.shape[:-1], outputs)
-            kernel(
-                x.data_ptr(), weight_pointer, bias_pointer, y.data_ptr(), x.numel() // inputs, outputs, inputs
-            )
+            kernel(x.data_ptr(), *pointers, y.data_ptr(), x.numel() // inputs, outputs, inputs)
             return y
 
         return apply
@@ -199,6 +216,24 @@ class CompiledOps:
             count if mask is None else mask.shape[-1],
         )
         return out
+
+
+def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """int8 weights and one float32 scale an output: weight[n] is about scales[n] * result[n].
+
+    Worked: a row (0.5, -1.27, 0.004) has the scale 1.27 / 127 = 0.01 and becomes (50, -127, 0). No weight
+    moves by more than half a scale.
+
+    Args:
+        weight: [N, K].
+
+    Returns:
+        int8 [N, K] and float32 [N].
+    """
+    weight = weight.float()
+    scales = weight.abs().amax(dim=1) / 127
+    steps = weight / torch.where(scales > 0, scales, 1.0)[:, None]
+    return steps.round().to(torch.int8), scales
 
 
 def select_ops(device: torch.device | str, compiled: bool = True) -> Ops:

@@ -29,6 +29,7 @@ from eagle3.models.target import Target, published_capture_layers
 from eagle3.provenance import replacing, write_json
 
 MANIFEST = "manifest.json"
+_UNSAID_THETA = 10000.0  # what transformers takes for a Llama whose config.json names no rope_theta
 DraftModule = Eagle3Module | EagleModule
 
 
@@ -37,7 +38,8 @@ def save_draft(folder: Path, module: DraftModule, target: Target, manifest: Mapp
     folder.mkdir(parents=True, exist_ok=True)
     (folder / WEIGHTS).unlink(missing_ok=True)
     write_json(folder / CONFIG, config_json(module.config, target))
-    write_json(folder / MANIFEST, {**manifest, "capture_layers": list(target.capture_layers)})
+    made_for = {"capture_layers": list(target.capture_layers), "target_layers": target.num_layers}
+    write_json(folder / MANIFEST, {**manifest, **made_for})
     state = {name: tensor.detach().contiguous() for name, tensor in module.state_dict().items()}
     with replacing(folder / WEIGHTS) as temporary:
         save_file(state, temporary, metadata={"format": "pt"})
@@ -109,17 +111,19 @@ def load_module(folder: Path, family: str | None = None) -> DraftModule:
         ValueError: if the folder holds no draft or one of another family, or its tensors are missing,
             unknown, of another shape, not finite, or its reduced vocabulary has no usable mapping.
     """
-    return _build(folder, read_draft_files(folder), family)
+    return _build(folder, read_draft_files(folder), family, None)
 
 
-def _build(folder: Path, files: DraftFiles, family: str | None) -> DraftModule:
+def _build(folder: Path, files: DraftFiles, family: str | None, target: Target | None) -> DraftModule:
     found = files.family
     if family is not None and family != found:
         raise ValueError(
             f"{folder}: holds an {ARCHITECTURES[found]} draft, but {family!r} was asked for; run as the "
-            f"wrong family it would accept nothing, without an error; set the method's family to {found!r}"
+            f"wrong family it would accept nothing, without an error; name a draft of family {family!r}, or "
+            f"ask for {found!r}"
         )
-    config = _draft_config(files.values, found, files.tensors, folder)
+    theta = None if target is None else target.config.rope_parameters.get("rope_theta")
+    config = _draft_config(files.values, found, files.tensors, folder, theta)
     module: DraftModule = Eagle3Module(config) if found == "eagle3" else EagleModule(config)
     _check_tensors(module, files)
     module.load_state_dict(files.tensors)
@@ -151,9 +155,10 @@ def _load_for(folder: Path, target: Target, family: str | None) -> DraftModule:
     """The module, its layers and embedding checked against the target; the rest `check_fits` does."""
     values = read_values(folder)
     if values.get("hidden_size") and values.get("vocab_size"):  # what is missing is reported with the rest
-        check_sizes(int(values["hidden_size"]), int(values["vocab_size"]), target)
+        layers_of_target = _manifest(folder).get("target_layers")
+        check_sizes(int(values["hidden_size"]), int(values["vocab_size"]), layers_of_target, target)
     files = read_draft_files(folder)
-    module = _build(folder, files, family)
+    module = _build(folder, files, family, target)
     if isinstance(module, Eagle3Module) and module.config.fused:
         layers = _trained_on(folder, files) or published_capture_layers(target.num_layers)
         if len(layers) == module.config.num_captured and layers != target.capture_layers:
@@ -170,17 +175,25 @@ def _trained_on(folder: Path, files: DraftFiles) -> tuple[int, ...] | None:
 
     None where neither names them: then they are the published ones.
     """
-    manifest = folder / MANIFEST
-    if manifest.exists():
-        layers = json.loads(manifest.read_text(encoding="utf-8")).get("capture_layers")
-        if layers is not None:
-            return tuple(layers)
-    return capture_layers_of(files.values)
+    layers = _manifest(folder).get("capture_layers")
+    return capture_layers_of(files.values) if layers is None else tuple(layers)
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a draft; empty for one that another project stored."""
+    path = folder / MANIFEST
+    result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return result
 
 
 def _draft_config(
-    values: Mapping[str, Any], family: str, tensors: Mapping[str, Tensor], folder: Path
+    values: Mapping[str, Any],
+    family: str,
+    tensors: Mapping[str, Tensor],
+    folder: Path,
+    target_theta: float | None,
 ) -> DraftConfig:
+    """The shape of a draft as its config.json says; `target_theta` is the target's rotary base."""
     needed = ["hidden_size", "intermediate_size", "num_attention_heads", "vocab_size", "rms_norm_eps"]
     if family == "eagle3":
         needed.append("draft_vocab_size")
@@ -192,6 +205,8 @@ def _draft_config(
     rope = dict(values.get("rope_parameters") or values.get("rope_scaling") or {})
     rope["rope_type"] = rope.get("rope_type", rope.pop("type", "default"))  # "type": its older name
     theta = rope.get("rope_theta", values.get("rope_theta"))
+    if theta is None and target_theta == _UNSAID_THETA:
+        theta = target_theta  # both readings agree: transformers' and "the target's"
     if theta is None:
         raise ValueError(
             f"{folder}/{CONFIG}: rope_theta is missing; with another base than the one it was trained with, "

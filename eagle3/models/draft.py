@@ -216,9 +216,16 @@ def check_fits(config: DraftConfig, target: Target) -> None:
     _refuse_differences(pairs)
 
 
-def check_sizes(hidden_size: int, vocab_size: int, target: Target) -> None:
-    """As `check_fits`, with what config.json alone tells: a wrong pair is refused before weights are read."""
-    _refuse_differences(_sizes(hidden_size, vocab_size, target))
+def check_sizes(hidden_size: int, vocab_size: int, layers: int | None, target: Target) -> None:
+    """As `check_fits`, with what the JSON files alone tell: a wrong pair is refused before weights are read.
+
+    Args:
+        layers: of the target that the draft was trained for; None where that is not known.
+    """
+    pairs = _sizes(hidden_size, vocab_size, target)
+    if layers is not None:
+        pairs.append(("number of target layers", layers, target.num_layers))
+    _refuse_differences(pairs)
 
 
 def _sizes(hidden_size: int, vocab_size: int, target: Target) -> list[tuple[str, int, int]]:
@@ -263,6 +270,7 @@ class InferenceDraft:
         self._ops = select_ops(target.device, compiled)
         check_weights(self._ops, weights, target)
         self.activation_dtype = self._ops.activation_dtype(target.dtype)
+        self._held = weights or target.dtype  # see Ops.linear
         self._rotary = Rotary(config.rotary().to(target.device), target.device)
 
     def new_cache(self, capacity: int, batch: int = 1) -> KVCache:

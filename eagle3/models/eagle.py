@@ -42,7 +42,7 @@ class EagleDraft(InferenceDraft):
     """An EAGLE draft prepared for decoding with one target (see models.draft.Draft).
 
     Reads the target's top-layer feature (after the final norm, as the LM head does), predicts the next
-    feature, and proposes tokens through the target's own LM head over the whole vocabulary.
+    feature, and proposes tokens through the target's LM head over the whole vocabulary.
     """
 
     family = "eagle"
@@ -53,13 +53,16 @@ class EagleDraft(InferenceDraft):
         config = module.config
         super().__init__(config, target, weights, compiled)
         ops = self._ops
-        module = module.to(target.device, weights or target.dtype)
+        module = module.to(target.device, self.activation_dtype)
         self.draft_to_target = torch.arange(config.vocab_size, device=target.device)
         layer = module.layers[0]
         assert isinstance(layer, EagleLayer)
-        self._fc = linear_of(ops, module.fc)
-        self._layer = InferenceLayer(layer.self_attn, layer.mlp, ops, config.num_attention_heads)
+        self._fc = linear_of(ops, module.fc, self._held)
+        self._layer = InferenceLayer(layer.self_attn, layer.mlp, ops, config.num_attention_heads, self._held)
         self._mlp_norm = norm_of(ops, layer.post_attention_layernorm, config.rms_norm_eps)
+        # A second copy of the head, in the draft's dtype: reading the target's takes longer than the layer.
+        same = self._held == target.dtype
+        self._lm_head = target.logits if same else ops.linear(target.lm_head_weight, held=self._held)
 
     def fuse(self, output: TargetOutput) -> Tensor:
         return output.final
@@ -80,4 +83,4 @@ class EagleDraft(InferenceDraft):
         cache.advance(token_ids.shape[1])
         if logits == "none":
             return DraftOutput(x, None)
-        return DraftOutput(x, self._target.logits(x if logits == "all" else x[:, -1:]))
+        return DraftOutput(x, self._lm_head(x if logits == "all" else x[:, -1:]))

@@ -88,8 +88,9 @@ class Eagle3Draft(InferenceDraft):
     Args:
         module: the trained weights.
         target: supplies the frozen embedding.
-        weights: the dtype the weights are held in; bfloat16 halves what a draft step reads. Drafts only
-            propose, so this changes speed and acceptance, never the output.
+        weights: the dtype that the weights of linear layers are held in; bfloat16 halves and int8 quarters
+            what a draft step reads. Drafts only propose, so this changes speed and acceptance, never the
+            output.
     """
 
     family = "eagle3"
@@ -100,18 +101,18 @@ class Eagle3Draft(InferenceDraft):
         config = module.config
         super().__init__(config, target, weights, compiled)
         ops = self._ops
-        module = module.to(target.device, weights or target.dtype)
+        module = module.to(target.device, self.activation_dtype)
         self.draft_to_target = module.draft_to_target
         eps = config.rms_norm_eps
         layer = module.midlayer
-        self._fc = linear_of(ops, module.fc)
+        self._fc = linear_of(ops, module.fc, self._held)
         self._fc_norms = [norm_of(ops, norm, eps) for norm in module.fc_norm] if config.fc_norm else None
-        self._layer = InferenceLayer(layer.self_attn, layer.mlp, ops, config.num_attention_heads)
+        self._layer = InferenceLayer(layer.self_attn, layer.mlp, ops, config.num_attention_heads, self._held)
         self._input_norm = norm_of(ops, layer.input_layernorm, eps)
         self._hidden_norm = norm_of(ops, layer.hidden_norm, eps)
         self._mlp_norm = norm_of(ops, layer.post_attention_layernorm, eps)
         self._norm = norm_of(ops, module.norm, eps)
-        self._lm_head = linear_of(ops, module.lm_head)
+        self._lm_head = linear_of(ops, module.lm_head, self._held)
 
     def fuse(self, output: TargetOutput) -> Tensor:
         captured = output.captured if self.config.fused else output.final

@@ -1,4 +1,4 @@
-"""The draft of speculative sampling: a small model of the target's own architecture, some of its layers."""
+"""The draft of speculative sampling: some of the target's layers, trained, or a model of its tokenizer."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from transformers import AutoModel, AutoModelForCausalLM, PretrainedConfig
 from eagle3.models.checkpoint import MANIFEST
 from eagle3.models.draft import check_start_layers
 from eagle3.models.formats import read_config
+from eagle3.models.prepare import prepare_target, read_source
 from eagle3.models.target import Target
 from eagle3.provenance import write_json
 
@@ -63,6 +64,39 @@ def save_independent(
     write_json(folder / MANIFEST, dict(manifest))
 
 
+def import_independent(source: str, folder: Path, target: Target, file: str | None = None) -> None:
+    """Bring a smaller language model with the target's tokenizer into `folder`, to draft with as it is.
+
+    Args:
+        source, file: as in params.yaml's section target.
+
+    Raises:
+        ValueError: before its weights are downloaded, for another vocabulary; and as `prepare_target`.
+    """
+    config, tokenizer = read_source(source, file)
+    check_same_vocabulary(config.vocab_size, tokenizer, target)
+    prepare_target(source, folder, file, capture_layers=(0,))
+    write_json(folder / MANIFEST, {"source": source, "file": file})
+
+
+def check_same_vocabulary(vocab_size: int, tokenizer: Any, target: Target) -> None:
+    """Refuse a draft model whose token ids are not the target's.
+
+    Raises:
+        ValueError: on another size, or other ids for the same tokens.
+    """
+    if vocab_size != target.vocab_size:
+        raise ValueError(
+            f"the draft model has a vocabulary of {vocab_size}, the target of {target.vocab_size}: "
+            "speculative sampling needs a draft model with the target's tokenizer"
+        )
+    if tokenizer.get_vocab() != target.tokenizer.get_vocab():
+        raise ValueError(
+            "the draft model's tokenizer gives other ids to tokens than the target's: speculative "
+            "sampling needs a draft model with the target's tokenizer"
+        )
+
+
 def load_independent(folder: Path, weights: torch.dtype, device: torch.device | str) -> Target:
     """A small model ready to draft with; `decoding.independent_drafter` checks that it fits the target.
 
@@ -76,7 +110,8 @@ def load_independent(folder: Path, weights: torch.dtype, device: torch.device | 
             "needs a whole language model: a draft of family independent, or any smaller model of the same "
             "tokenizer"
         )
-    return Target.load(folder, weights, str(device), capture_layers=(0,))
+    dtype = torch.float32 if weights == torch.int8 else weights
+    return Target.load(folder, dtype, str(device), capture_layers=(0,), held=weights)
 
 
 def _with_layers(config: PretrainedConfig, layers: Sequence[int]) -> PretrainedConfig:

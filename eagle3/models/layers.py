@@ -45,14 +45,20 @@ class InferenceLayer:
     input) and the drafts (embedding beside hidden state) share them.
     """
 
-    def __init__(self, attention: Any, mlp: Any, ops: Ops, query_heads: int) -> None:
-        """attention and mlp: modules with the projections of transformers' layers, under their names."""
+    def __init__(
+        self, attention: Any, mlp: Any, ops: Ops, query_heads: int, held: torch.dtype | None = None
+    ) -> None:
+        """
+        Args:
+            attention, mlp: modules with the projections of transformers' layers, under their names.
+            held: the dtype that their weights are kept in, as they are if None (`Ops.linear`).
+        """
         self._ops = ops
         self._query_heads = query_heads
-        self._qkv = _side_by_side(ops, attention.q_proj, attention.k_proj, attention.v_proj)
-        self._output = linear_of(ops, attention.o_proj)
-        self._gate_up = _side_by_side(ops, mlp.gate_proj, mlp.up_proj)
-        self._down = linear_of(ops, mlp.down_proj)
+        self._qkv = _side_by_side(ops, held, attention.q_proj, attention.k_proj, attention.v_proj)
+        self._output = linear_of(ops, attention.o_proj, held)
+        self._gate_up = _side_by_side(ops, held, mlp.gate_proj, mlp.up_proj)
+        self._down = linear_of(ops, mlp.down_proj, held)
         self._norms: tuple[Tensor, Tensor, float] | None = None
         if hasattr(attention, "q_norm"):  # Qwen3
             dtype = ops.activation_dtype(attention.q_norm.weight.dtype)
@@ -76,18 +82,18 @@ class InferenceLayer:
         return self._down(self._ops.swiglu(self._gate_up(x)))
 
 
-def linear_of(ops: Ops, module: nn.Module) -> Linear:
-    """The inference form of an nn.Linear."""
+def linear_of(ops: Ops, module: nn.Module, held: torch.dtype | None = None) -> Linear:
+    """The inference form of an nn.Linear; `held` as in `Ops.linear`."""
     assert isinstance(module, nn.Linear)
-    return ops.linear(module.weight.detach(), None if module.bias is None else module.bias.detach())
+    return ops.linear(module.weight.detach(), None if module.bias is None else module.bias.detach(), held)
 
 
-def _side_by_side(ops: Ops, *modules: nn.Linear) -> Linear:
+def _side_by_side(ops: Ops, held: torch.dtype | None, *modules: nn.Linear) -> Linear:
     """Several nn.Linear of one input as one, their outputs side by side."""
     biases = [module.bias.detach() for module in modules if module.bias is not None]
     assert len(biases) in (0, len(modules))
     weight = torch.cat([module.weight.detach() for module in modules])
-    return ops.linear(weight, torch.cat(biases) if biases else None)
+    return ops.linear(weight, torch.cat(biases) if biases else None, held)
 
 
 def norm_of(ops: Ops, module: nn.Module, eps: float) -> Callable[[Tensor], Tensor]:

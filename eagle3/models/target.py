@@ -74,7 +74,12 @@ class Target:
         tokenizer: Any,
         capture_layers: Sequence[int] | None = None,
         compiled: bool = True,
+        held: torch.dtype | None = None,
     ) -> None:
+        """
+        Args:
+            held: the dtype that the weights of linear layers are kept in, the model's if None (`Ops.linear`).
+        """
         config = model.config
         if config.model_type not in FAMILIES:
             raise ValueError(
@@ -106,11 +111,13 @@ class Target:
         self.activation_dtype = ops.activation_dtype(self.dtype)
         eps = float(config.rms_norm_eps)
         self._rotary = Rotary(body.rotary_emb, self.device)
-        self._layers = [InferenceLayer(layer.self_attn, layer.mlp, ops, self._heads) for layer in body.layers]
+        self._layers = [
+            InferenceLayer(layer.self_attn, layer.mlp, ops, self._heads, held) for layer in body.layers
+        ]
         self._attention_norms = [norm_of(ops, layer.input_layernorm, eps) for layer in body.layers]
         self._mlp_norms = [norm_of(ops, layer.post_attention_layernorm, eps) for layer in body.layers]
         self._final_norm = norm_of(ops, body.norm, eps)
-        self._lm_head = linear_of(ops, model.lm_head)
+        self._lm_head = linear_of(ops, model.lm_head, held)
 
     @classmethod
     def load(
@@ -120,12 +127,14 @@ class Target:
         device: str = "cpu",
         capture_layers: Sequence[int] | None = None,
         compiled: bool = True,
+        held: torch.dtype | None = None,
     ) -> Target:
         """Load a prepared target (a folder with config.json, safetensors and tokenizer).
 
         Args:
             capture_layers: None takes those that the folder was prepared with (target.json), and else the
                 published ones.
+            held: as in the constructor.
 
         Raises:
             ValueError: if the folder holds no model, or a family that is not supported.
@@ -138,7 +147,7 @@ class Target:
         if capture_layers is None and manifest.exists():
             capture_layers = json.loads(manifest.read_text(encoding="utf-8"))["capture_layers"]
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval()
-        return cls(model, AutoTokenizer.from_pretrained(folder), capture_layers, compiled)
+        return cls(model, AutoTokenizer.from_pretrained(folder), capture_layers, compiled, held)
 
     def new_cache(self, capacity: int, batch: int = 1) -> KVCache:
         """A cache for `batch` rows of up to `capacity` tokens.

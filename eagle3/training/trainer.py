@@ -26,8 +26,9 @@ from eagle3.training.optimizer import learning_rate, make_optimizers, set_learni
 from eagle3.training.parallel import ALONE, Processes
 
 STATE, METRICS = "state.pt", "metrics.jsonl"
-# A training in which hardly a token is supervised runs without an error and learns nothing.
-_MIN_SUPERVISED_SHARE = 0.01
+# A training in which hardly a token is supervised runs without an error and learns nothing. A single batch of
+# long prompts may have few supervised tokens and do no harm: judged is the share of this many steps and more.
+_MIN_SUPERVISED_SHARE, _JUDGED_STEPS = 0.01, 8
 _SIMULATED_DEPTH = 4
 
 
@@ -104,6 +105,7 @@ class Trainer:
         self._average = copy.deepcopy(module)
         self._best: dict[str, Tensor] = {}
         self._step, self._tokens = 0, 0
+        self._seen_steps, self._seen_supervised, self._seen_tokens = 0, 0, 0  # by this process
         self._best_step, self._best_length = 0, -math.inf
         self._best_conditional: tuple[float, ...] = ()
 
@@ -168,11 +170,7 @@ class Trainer:
         batch = self._batch([self._train[index] for index in batches[rank]])
         generator = torch.Generator().manual_seed(self._seed * 1_000_003 + self._step * size + rank)
         terms = self._objective.loss(batch, self._step / len(self._plan), generator)
-        if terms.supervised < _MIN_SUPERVISED_SHARE * batch.tokens:
-            raise ValueError(
-                f"step {self._step}: {terms.supervised} of {batch.tokens} tokens are supervised; check that "
-                "the draft vocabulary belongs to the data and that the rows hold answers"
-            )
+        self._check_supervision(terms.supervised, batch.tokens)
         terms.loss.backward()
         mean_loss = terms.loss.detach().clone()
         gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
@@ -194,6 +192,17 @@ class Trainer:
         self._tokens += sum(len(self._train[index].token_ids) for rows in batches for index in rows)
         accuracy = {f"accuracy/depth_{depth}": value for depth, value in enumerate(terms.accuracy)}
         return {"loss": loss, "lr": lr, "gradient_norm": float(norm), **accuracy}
+
+    def _check_supervision(self, supervised: int, tokens: int) -> None:
+        self._seen_steps += 1
+        self._seen_supervised += supervised
+        self._seen_tokens += tokens
+        judged = self._seen_steps >= _JUDGED_STEPS or self._step + 1 == len(self._plan)
+        if judged and self._seen_supervised < _MIN_SUPERVISED_SHARE * self._seen_tokens:
+            raise ValueError(
+                f"step {self._step}: {self._seen_supervised} of {self._seen_tokens} tokens were supervised "
+                "so far; check that the draft vocabulary belongs to the data and that the rows hold answers"
+            )
 
     @torch.no_grad()
     def _average_weights(self) -> None:

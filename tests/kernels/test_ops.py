@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from eagle3.decoding.cache import KVCache
-from eagle3.kernels.ops import CompiledOps, Ops, TorchOps
+from eagle3.kernels.ops import CompiledOps, Ops, TorchOps, quantise
 
 EPSILON = torch.finfo(torch.float32).eps
 MASKS = ["causal", "tree", "tree a row", "last slots", "last slots a row"]
@@ -45,13 +45,12 @@ def test_linear_is_within_rounding_of_float64(
     assert bool(((result.double() - exact).abs() <= (inputs + 2) * EPSILON * magnitude).all())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_linear_keeps_its_weights_and_bias_alive(compiled: CompiledOps, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("held", [torch.float32, torch.bfloat16, torch.int8], ids=str)
+def test_linear_keeps_its_weights_and_bias_alive(compiled: CompiledOps, held: torch.dtype) -> None:
     """The kernel is given addresses: the memory behind them must outlive the caller's tensors."""
     x = torch.randn(3, 64)
     layers = [
-        compiled.linear(torch.full((64, 64), float(i), dtype=dtype), torch.full((64,), 0.5))
-        for i in range(20)
+        compiled.linear(torch.full((64, 64), float(i)), torch.full((64,), 0.5), held) for i in range(20)
     ]
     for i, layer in enumerate(layers):
         torch.testing.assert_close(layer(x), i * x.sum(-1, keepdim=True).expand(3, 64) + 0.5)
@@ -60,6 +59,39 @@ def test_linear_keeps_its_weights_and_bias_alive(compiled: CompiledOps, dtype: t
 def test_linear_reads_strided_inputs(compiled: CompiledOps) -> None:
     weight, x = torch.randn(24, 16), torch.randn(4, 32)
     torch.testing.assert_close(compiled.linear(weight)(x[:, ::2]), x[:, ::2] @ weight.T)
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
+@pytest.mark.parametrize(("inputs", "outputs"), [(32, 48), (17, 33), (1, 1), (7, 16), (300, 15), (576, 16)])
+def test_linear_in_int8_is_that_of_the_rounded_weights(
+    compiled: CompiledOps, inputs: int, outputs: int, bias: bool
+) -> None:
+    weight, x = torch.randn(outputs, inputs), torch.randn(2, 9, inputs)
+    offset = torch.randn(outputs) if bias else None
+    steps, scales = quantise(weight)
+    rounded = steps.double() * scales.double()[:, None]
+    exact = x.double() @ rounded.T + (0 if offset is None else offset.double())
+    magnitude = x.double().abs() @ rounded.abs().T + (0 if offset is None else offset.double().abs())
+    result = compiled.linear(weight, offset, torch.int8)(x)
+    assert bool(((result.double() - exact).abs() <= (inputs + 4) * EPSILON * magnitude).all())
+
+
+def test_rounding_moves_no_weight_by_more_than_half_a_step() -> None:
+    weight = torch.cat((torch.randn(5, 40) * torch.logspace(-4, 4, 5)[:, None], torch.zeros(1, 40)))
+    steps, scales = quantise(weight)
+    assert steps.dtype == torch.int8
+    assert steps.abs().amax(dim=1).tolist() == [127] * 5 + [0], (
+        "every level is used; a row of zeros stays one"
+    )
+    assert bool(((steps * scales[:, None] - weight).abs() <= scales[:, None] * 0.5001).all())
+    worked, scale = quantise(torch.tensor([[0.5, -1.27, 0.004]]))
+    assert worked.tolist() == [[50, -127, 0]]
+    assert scale.item() == pytest.approx(0.01)
+
+
+def test_float16_weights_are_read_as_float32(compiled: CompiledOps) -> None:
+    weight, x = torch.randn(24, 16).half(), torch.randn(3, 16)
+    torch.testing.assert_close(compiled.linear(weight)(x), x @ weight.float().T)
 
 
 # --- norm and activation ---
@@ -256,12 +288,12 @@ def test_attention_beyond_the_capacity_is_refused_before_anything_is_written(com
 # --- row independence: bit for bit ---
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("held", [torch.float32, torch.bfloat16, torch.int8], ids=str)
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 6, 7, 8, 13, 16])
 def test_rows_of_linear_are_bitwise_those_of_single_rows(
-    compiled: CompiledOps, rows: int, dtype: torch.dtype
+    compiled: CompiledOps, rows: int, held: torch.dtype
 ) -> None:
-    layer = compiled.linear(torch.randn(77, 131).to(dtype), torch.randn(77))
+    layer = compiled.linear(torch.randn(77, 131), torch.randn(77), held)
     x = torch.randn(rows, 131)
     single = torch.cat([layer(x[i : i + 1]) for i in range(rows)])
     assert torch.equal(layer(x), single)

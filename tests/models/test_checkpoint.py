@@ -18,7 +18,6 @@ from torch import Tensor
 from eagle3.models import checkpoint
 from eagle3.models.checkpoint import config_json, import_draft, load_draft, load_module, save_draft
 from eagle3.models.draft import DraftConfig
-from eagle3.models.eagle3 import Eagle3Draft
 from eagle3.models.target import Target
 from tests.models.drafts import random_eagle, random_eagle3
 from tests.models.families import LLAMA3_ROPE, tiny_model
@@ -151,7 +150,7 @@ def test_other_layers_are_written_for_both_engines(layers: tuple[int, ...], coun
 
 def test_manifest_holds_what_was_given_and_the_layers(eagle3_folder: Path) -> None:
     manifest = json.loads((eagle3_folder / "manifest.json").read_text())
-    assert manifest == {"data": "abc", "capture_layers": [2, 4, 5]}
+    assert manifest == {"data": "abc", "capture_layers": [2, 4, 5], "target_layers": 8}
 
 
 # --- round trip ---
@@ -210,7 +209,8 @@ def test_a_draft_of_the_other_family_is_refused(tiny_target: Target, tmp_path: P
     save_draft(tmp_path, module, tiny_target, {})
     other = "eagle" if family == "eagle3" else "eagle3"
     with pytest.raises(
-        ValueError, match=f"but '{other}' was asked for.*set the method's family to '{family}'"
+        ValueError,
+        match=f"but '{other}' was asked for.*name a draft of family '{other}', or ask for '{family}'",
     ):
         load_draft(tmp_path, tiny_target, other)
     assert load_draft(tmp_path, tiny_target, family).family == family
@@ -253,6 +253,19 @@ def test_rope_theta_is_found_in_either_spelling(eagle3_folder: Path, tmp_path: P
         folder = copied(eagle3_folder, tmp_path / str(number))
         change_config(folder, **{key: None})
         assert load_module(folder).config.rope_parameters["rope_theta"] == 10000.0
+
+
+def test_rope_theta_left_unsaid_is_read_where_both_readings_agree(
+    eagle3_folder: Path, tmp_path: Path
+) -> None:
+    """Published EAGLE drafts of Llama 2 name none: transformers' default and the target's are both 10,000."""
+    folder = copied(eagle3_folder, tmp_path / "draft")
+    change_config(folder, rope_theta=None, rope_parameters=None)
+    load_draft(folder, Target(tiny_llama(), tiny_tokenizer()))
+    other = tiny_llama()
+    other.config.rope_parameters["rope_theta"] = 500000.0
+    with pytest.raises(ValueError, match=r"rope_theta is missing.*add the target's"):
+        load_draft(folder, Target(other, tiny_tokenizer()))
 
 
 def remove(name: str) -> Callable[[dict[str, Tensor]], object]:
@@ -342,6 +355,16 @@ def test_the_draft_of_a_7b_target_is_refused_by_a_13b_target_before_its_weights_
             load(tmp_path, target=target)
 
 
+def test_a_draft_for_a_target_of_another_depth_is_refused(tiny_target: Target, tmp_path: Path) -> None:
+    """An EAGLE draft reads the top layer alone: only the manifest tells how many lie below it."""
+    save_draft(tmp_path, random_eagle(tiny_target), tiny_target, {})
+    deeper = Target(tiny_llama(layers=9), tiny_tokenizer())
+    with pytest.raises(ValueError, match=r"number of target layers 8 \(target: 9\); train a draft for"):
+        load_draft(tmp_path, deeper)
+    (tmp_path / "manifest.json").unlink()  # published drafts have none
+    load_draft(tmp_path, deeper)
+
+
 def test_a_draft_for_another_vocabulary_is_refused(eagle3_folder: Path) -> None:
     other = Target(tiny_llama(vocab_size=352), tiny_tokenizer())
     with pytest.raises(ValueError, match=r"vocabulary size 320 \(target: 352\)"):
@@ -364,12 +387,20 @@ def test_a_draft_of_other_captured_layers_is_refused(eagle3_folder: Path, tmp_pa
         load_draft(folder, fewer)
 
 
-def test_weights_can_be_held_in_bfloat16(tiny_target: Target, eagle3_folder: Path) -> None:
-    draft = load_draft(eagle3_folder, tiny_target, weights=torch.bfloat16)
-    assert isinstance(draft, Eagle3Draft)
-    output = draft.forward(
-        torch.tensor([[1, 2]]), torch.randn(1, 2, 32), torch.arange(2)[None], draft.new_cache(4)
-    )
-    assert output.hidden.dtype == torch.float32
-    assert output.logits is not None
-    assert output.logits.shape == (1, 2, 100)
+@pytest.mark.parametrize("make", [random_eagle3, random_eagle], ids=["eagle3", "eagle"])
+@pytest.mark.parametrize(("held", "tolerance"), [(torch.bfloat16, 0.02), (torch.int8, 0.03)], ids=str)
+def test_weights_can_be_held_in_fewer_bits(
+    tiny_target: Target, tmp_path: Path, make: Callable[..., Any], held: torch.dtype, tolerance: float
+) -> None:
+    """Activations and results stay float32 and near those of the float32 draft, the head's included."""
+    save_draft(tmp_path, make(tiny_target), tiny_target, {})
+    hidden, ids = torch.randn(1, 2, 32), torch.tensor([[1, 2]])
+    logits = []
+    for weights in (None, held):
+        draft = load_draft(tmp_path, tiny_target, weights=weights)
+        output = draft.forward(ids, hidden, torch.arange(2)[None], draft.new_cache(4))
+        assert output.hidden.dtype == torch.float32
+        assert output.logits is not None
+        logits.append(output.logits)
+    difference = (logits[1] - logits[0]).norm() / logits[0].norm()
+    assert 0 < difference < tolerance

@@ -8,12 +8,21 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from eagle3.decoding.engine import SpeculativeDecoder
 from eagle3.decoding.independent_drafter import IndependentDrafter
+from eagle3.decoding.sampling import Sampling
+from eagle3.decoding.vanilla import VanillaDecoder
 from eagle3.models.checkpoint import save_draft
-from eagle3.models.independent import IndependentModule, load_independent, save_independent
+from eagle3.models.independent import (
+    IndependentModule,
+    import_independent,
+    load_independent,
+    save_independent,
+)
 from eagle3.models.target import Target
 from eagle3.training.independent import IndependentObjective
 from tests.models.drafts import random_eagle3
+from tests.tiny import tiny_llama, tiny_tokenizer
 from tests.training.samples import sample_batch, train_settings
 from tests.training.trainings import Training, assert_equal_weights
 
@@ -91,6 +100,34 @@ def test_stored_model_decodes_as_trained(tiny_target: Target, tmp_path: Path) ->
     assert actual is not None
     assert torch.allclose(actual, expected, atol=1e-4)
     IndependentDrafter(model, tiny_target, 2)  # fits the target
+
+
+def test_a_model_from_elsewhere_drafts_if_it_has_the_targets_tokenizer(
+    tiny_target: Target, tmp_path: Path
+) -> None:
+    smaller = tiny_llama(layers=1, hidden_size=16, heads=2, kv_heads=1, seed=7)
+    smaller.save_pretrained(tmp_path / "theirs")
+    tiny_tokenizer().save_pretrained(tmp_path / "theirs")
+    import_independent(str(tmp_path / "theirs"), tmp_path / "draft", tiny_target)
+    for weights in (torch.float32, torch.int8):
+        model = load_independent(tmp_path / "draft", weights, "cpu")
+        decoder = SpeculativeDecoder(tiny_target, IndependentDrafter(model, tiny_target, 3), "speculative")
+        vanilla = VanillaDecoder(tiny_target).generate([5, 9, 200], 12, Sampling(0.0))
+        assert decoder.generate([5, 9, 200], 12, Sampling(0.0)).token_ids == vanilla.token_ids
+
+
+@pytest.mark.parametrize("vocabulary", [300, 320])
+def test_a_model_of_another_tokenizer_is_refused_before_its_weights_are_read(
+    tiny_target: Target, tmp_path: Path, vocabulary: int
+) -> None:
+    tiny_llama(layers=1, vocab_size=vocabulary).config.save_pretrained(tmp_path / "theirs")
+    tokenizer = tiny_tokenizer(vocabulary)
+    if vocabulary == 320:
+        tokenizer.add_tokens(["<|another|>"])
+    tokenizer.save_pretrained(tmp_path / "theirs")
+    with pytest.raises(ValueError, match="needs a draft model with the target's tokenizer"):
+        import_independent(str(tmp_path / "theirs"), tmp_path / "draft", tiny_target)
+    assert not (tmp_path / "draft").exists()
 
 
 @pytest.mark.parametrize("layers", [(), (7, 0), (0, 0), (0, 8)])

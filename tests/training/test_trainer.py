@@ -99,7 +99,7 @@ def test_a_vocabulary_that_does_not_belong_to_the_data_stops_the_training(
     objective._goal_head = training.target.lm_head_weight[objective.module.draft_to_target]
     trainer, _ = training.trainer(tmp_path, objective=objective)
     with pytest.raises(
-        ValueError, match=r"step 0: 0 of \d+ tokens are supervised; check that the draft vocabulary"
+        ValueError, match=r"step \d: 0 of \d+ tokens were supervised so far; check that the draft vocab"
     ):
         trainer.run()
 
