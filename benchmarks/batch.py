@@ -9,6 +9,7 @@ import json
 import random
 import statistics
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -17,15 +18,41 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from eagle3 import paths
+from eagle3.config import load_settings
 from eagle3.decoding.batch import BatchDecoder
 from eagle3.decoding.batch_drafter import BatchEagleDrafter
 from eagle3.decoding.sampling import Sampling
 from eagle3.decoding.tree import TreeShape
 from eagle3.measure.bench import Bench
+from eagle3.measure.lock import timing_lock
 from eagle3.measure.prompts import task_prompts
 from eagle3.measure.rendering import ChatRenderer
 from eagle3.models.target import Target
-from eagle3.provenance import fingerprint_code, fingerprint_machine, write_json
+from eagle3.provenance import describe_run, fingerprint_machine, hash_tree, script_command, write_json
+
+# Prompts for each place of the largest batch: rows finish and are refilled most of the time, as in serving.
+_FILLINGS = 4
+
+Arm = tuple[str, int]  # name and batch size
+
+
+def measure(
+    decoders: Mapping[Arm, BatchDecoder], prompts: Sequence[list[int]], arguments: argparse.Namespace
+) -> tuple[dict[Arm, list[float]], list[tuple[int, ...]]]:
+    """Decode seconds of every repeat, all arms in random order within it, and the answers: all must agree."""
+    seconds: dict[Arm, list[float]] = {arm: [] for arm in decoders}
+    expected: list[tuple[int, ...]] = []
+    order = random.Random(0)
+    for repeat in tqdm(range(arguments.repeats + 1), unit="repeat"):  # the first is not timed
+        for arm in order.sample(list(decoders), len(decoders)):
+            generation = decoders[arm].generate(prompts, arguments.tokens, [Sampling()] * len(prompts))
+            answers = [answer.token_ids for answer in generation.answers]
+            expected = expected or answers
+            if answers != expected:
+                sys.exit(f"{arm[0]} at batch size {arm[1]} gives other tokens than another decoder")
+            if repeat:
+                seconds[arm].append(generation.decode_seconds)
+    return seconds, expected
 
 
 def main() -> None:
@@ -42,11 +69,12 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=paths.REPORTS / "throughput.json")
     arguments = parser.parse_args()
     target = Target.load(paths.TARGET)
-    draft = Bench(target, paths.DRAFTS, torch.bfloat16).head(arguments.draft)
+    draft_dtype = load_settings().evaluate.draft_dtype
+    draft = Bench(target, paths.DRAFTS, getattr(torch, draft_dtype)).head(arguments.draft)
     shape = TreeShape(*arguments.tree)
     tasks = ("mt_bench", "humaneval", "gsm8k")
     renderer = ChatRenderer(target.tokenizer, target.eos_token_ids)
-    count = max(arguments.sizes)
+    count = _FILLINGS * max(arguments.sizes)
     by_task = [task_prompts(paths.TASKS, [task], "held_out", count) for task in tasks]
     # The same prompts for every size, the tasks in turn.
     chosen = [prompt for group in zip(*by_task, strict=False) for prompt in group][:count]
@@ -58,18 +86,8 @@ def main() -> None:
         for size in arguments.sizes
         for name in ("vanilla", arguments.draft)
     }
-    seconds: dict[tuple[str, int], list[float]] = {key: [] for key in decoders}
-    expected: list[tuple[int, ...]] = []
-    order = random.Random(0)
-    for repeat in tqdm(range(arguments.repeats + 1), unit="repeat"):  # the first is not timed
-        for key in order.sample(list(decoders), len(decoders)):
-            generation = decoders[key].generate(prompts, arguments.tokens, [Sampling()] * len(prompts))
-            answers = [answer.token_ids for answer in generation.answers]
-            expected = expected or answers
-            if answers != expected:
-                sys.exit(f"{key[0]} at batch size {key[1]} gives other tokens than another decoder")
-            if repeat:
-                seconds[key].append(generation.decode_seconds)
+    with timing_lock():
+        seconds, expected = measure(decoders, prompts, arguments)
     decoded = sum(len(answer) - 1 for answer in expected)  # the prefill's token left out
     rows = []
     for size in arguments.sizes:
@@ -99,13 +117,16 @@ def main() -> None:
         arguments.output,
         {
             "machine": fingerprint_machine(),
-            "origin": {
-                "command": "python " + " ".join(["benchmarks/batch.py", *sys.argv[1:]]),
-                **fingerprint_code(Path(__file__).resolve().parents[1]),
-            },
+            "target": hash_tree(paths.TARGET),
+            "drafts": {arguments.draft: hash_tree(paths.DRAFTS / arguments.draft)},
+            "origin": describe_run(
+                Path(__file__).resolve().parents[1], script_command("benchmarks/batch.py")
+            ),
             "draft": arguments.draft,
             "tree": shape.as_dict(),
+            "prompts": len(prompts),
             "tokens": arguments.tokens,
+            "draft_dtype": draft_dtype,
             "repeats": arguments.repeats,
             "results": rows,
         },

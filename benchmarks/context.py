@@ -18,6 +18,7 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from eagle3 import paths
+from eagle3.config import load_settings
 from eagle3.data.chat import conversation, render_prompt
 from eagle3.data.rows import read_rows
 from eagle3.decoding.eagle_drafter import EagleDrafter
@@ -29,7 +30,7 @@ from eagle3.measure.bench import Bench
 from eagle3.measure.prompts import task_prompts
 from eagle3.models.checkpoint import MANIFEST
 from eagle3.models.target import Target
-from eagle3.provenance import fingerprint_code, fingerprint_machine, hash_tree, write_json
+from eagle3.provenance import describe_run, fingerprint_machine, hash_tree, script_command, write_json
 
 TASK = "summaries"
 
@@ -52,7 +53,7 @@ def main() -> None:
     if max(arguments.lengths) > longest:
         parser.error(f"--lengths {max(arguments.lengths)}: the target's longest prompt is {longest} tokens")
     limit = longest_training_row(arguments.drafts)
-    bench = Bench(target, paths.DRAFTS, torch.bfloat16)
+    bench = Bench(target, paths.DRAFTS, getattr(torch, load_settings().evaluate.draft_dtype))
     shape = TreeShape(*arguments.tree)
     vanilla = VanillaDecoder(target)
     decoders = [
@@ -83,10 +84,10 @@ def main() -> None:
         {
             "machine": fingerprint_machine(),
             "target": hash_tree(paths.TARGET),
-            "origin": {
-                "command": "python " + " ".join(["benchmarks/context.py", *sys.argv[1:]]),
-                **fingerprint_code(Path(__file__).resolve().parents[1]),
-            },
+            "drafts": {name: hash_tree(paths.DRAFTS / name) for name in arguments.drafts},
+            "origin": describe_run(
+                Path(__file__).resolve().parents[1], script_command("benchmarks/context.py")
+            ),
             "tree": shape.as_dict(),
             "prompts": arguments.prompts,
             "tokens": arguments.tokens,

@@ -72,6 +72,7 @@ def build_decoders(target: Target) -> list[Decoder]:
     methods = [bench.decoder(method) for method in settings.evaluate.methods]
     trained = load_module(paths.DRAFTS / "eagle3", "eagle3")
     assert isinstance(trained, Eagle3Module)
+    torch.manual_seed(0)
     random = Eagle3Module(trained.config)
     random.set_vocabulary(trained.draft_to_target)
     drafts = {"eagle3": bench.head("eagle3"), "random draft": Eagle3Draft(random, target)}

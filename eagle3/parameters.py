@@ -59,11 +59,18 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def merge(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Lay ``overrides`` over ``base``: mappings are merged key by key, anything else is replaced whole."""
+    """Lay ``overrides`` over ``base``: mappings are merged key by key, anything else is replaced whole.
+
+    null over a mapping takes it out: a profile that does not train a draft of the default one says so.
+    """
     merged = dict(base)
     for key, value in overrides.items():
-        both_mappings = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
-        merged[key] = merge(merged[key], value) if both_mappings else value
+        if isinstance(merged.get(key), Mapping) and value is None:
+            del merged[key]
+        elif isinstance(merged.get(key), Mapping) and isinstance(value, Mapping):
+            merged[key] = merge(merged[key], value)
+        else:
+            merged[key] = value
     return merged
 
 
@@ -196,7 +203,9 @@ def _represent_null(representer: RoundTripRepresenter, _: None) -> ScalarNode:
 def _merge_commented(base: CommentedMap, overrides: Mapping[str, Any]) -> None:
     """``merge`` in place, which keeps the comments of the base."""
     for key, value in overrides.items():
-        if isinstance(value, Mapping) and isinstance(base.get(key), CommentedMap):
+        if isinstance(base.get(key), CommentedMap) and value is None:
+            del base[key]
+        elif isinstance(base.get(key), CommentedMap) and isinstance(value, Mapping):
             _merge_commented(base[key], value)
         else:
             base[key] = value

@@ -5,7 +5,9 @@ import importlib.metadata
 import json
 import os
 import platform
+import shlex
 import subprocess
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +26,8 @@ _VECTOR_FLAGS = (
     *("avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "avx_vnni", "amx_tile", "amx_bf16", "amx_int8"),
     *("asimd", "bf16", "i8mm", "sve"),  # the ARM names
 )
+# As git's pathspecs: what the pipeline writes into the tree, and the settings, which results record in full.
+_WRITTEN = (":!reports", ":!dvc.lock", ":!params.yaml")
 
 
 @contextmanager
@@ -131,17 +135,30 @@ def fingerprint_machine() -> dict[str, Any]:
     }
 
 
+def describe_run(root: Path, command: str) -> dict[str, Any]:
+    """What a result records of its making: the command, and the code as `fingerprint_code` tells it."""
+    return {"command": command, **fingerprint_code(root)}
+
+
+def script_command(script: str) -> str:
+    """The command line of the running script, as somebody would type it in the project's folder."""
+    return shlex.join(["python", script, *sys.argv[1:]])
+
+
 def fingerprint_code(root: Path) -> dict[str, Any]:
     """The commit of the tree at ``root``, whether it is dirty, and a hash of what differs from the commit.
 
-    Outside of git the three are "unknown", True and "": a run must not claim a version that it does not have.
+    What the pipeline itself writes (`_WRITTEN`) does not make a tree dirty, nor does params.yaml, which every
+    result records. Outside of git the three are "unknown", True and "": a run must not claim a version that
+    it does not have.
     """
     commit = _git(root, "rev-parse", "HEAD")
     if commit is None:
         return {"commit": "unknown", "dirty": True, "diff_sha256": ""}
     # Untracked files count: a new module that nobody added is part of what ran.
-    untracked = (_git(root, "ls-files", "--others", "--exclude-standard", "-z") or "").split("\0")
-    diff = _git(root, "diff", "HEAD", "--binary") or ""
+    others = _git(root, "ls-files", "--others", "--exclude-standard", "-z", "--", ".", *_WRITTEN)
+    untracked = (others or "").split("\0")
+    diff = _git(root, "diff", "HEAD", "--binary", "--", ".", *_WRITTEN) or ""
     digest = hashlib.sha256(diff.encode())
     new_files = [root / name for name in untracked if name and (root / name).is_file()]
     for file in new_files:

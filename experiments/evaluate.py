@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from cli import choose_device, read_settings, run_in_words, stage_parser
 from eagle3 import paths
 from eagle3.config import Settings
-from eagle3.provenance import fingerprint_code, hash_tree, write_json
+from eagle3.provenance import describe_run, hash_tree, write_json
 from eagle3.tracking import TrackedRun, Tracker
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def measure(settings: Settings, stack: ExitStack) -> dict[str, Any]:
     """Evaluate as params.yaml says; returns what evaluation.json holds. `stack` ends what was started."""
     import torch
 
-    from eagle3.measure.bench import Bench, describe_drafting, evaluated_target
+    from eagle3.measure.bench import Bench, describe_drafting, evaluated_target, fixed_tree_pairs
     from eagle3.measure.bound import measure_bound
     from eagle3.measure.prompts import task_prompts
     from eagle3.measure.settings import EvaluationSettings
@@ -58,6 +58,7 @@ def measure(settings: Settings, stack: ExitStack) -> dict[str, Any]:
             top_k=wanted.top_k,
             top_p=wanted.top_p,
             repeats=wanted.repeats,
+            on_failure=wanted.on_failure,
             seed=settings.seed,
         ),
         machine=json.loads(paths.MACHINE.read_text(encoding="utf-8")),
@@ -73,12 +74,12 @@ def measure(settings: Settings, stack: ExitStack) -> dict[str, Any]:
         reports=paths.REPORTS,
         journal=journal,
         origin={
-            "command": "dvc repro evaluate",
+            **describe_run(paths.REPORTS.resolve().parent, "dvc repro evaluate"),
             "adaptive_costs_ms": bench.costs,
             "bound": measure_bound(target) if wanted.engine == "native" else None,
-            **fingerprint_code(paths.REPORTS.resolve().parent),
         },
         trees=drafting,
+        pairs=fixed_tree_pairs(wanted.methods),
     )
 
 

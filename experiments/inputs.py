@@ -12,11 +12,15 @@ from eagle3.sources import parse_source
 
 def named_paths(settings: Settings) -> dict[str, Path]:
     """By the key of params.yaml that names it; sources that are fetched have a version and are left out."""
-    found = {f"prompts.files.{index}": Path(name) for index, name in enumerate(settings.prompts.files)}
-    found |= {f"tasks.files.{task}": Path(name) for task, name in settings.tasks.files.items()}
+    from eagle3.data.readers import split_limit
+
+    found = {
+        f"prompts.files.{index}": split_limit(name)[0] for index, name in enumerate(settings.prompts.files)
+    }
+    found |= {f"tasks.files.{task}": name for task, name in settings.tasks.files.items()}
     if parse_source(settings.target.source).kind == "path":
-        found["target.source"] = Path(settings.target.source)
-    return found
+        found["target.source"] = settings.target.source
+    return {key: Path(name).expanduser() for key, name in found.items()}
 
 
 def main() -> None:

@@ -249,6 +249,7 @@ def test_unknown_profile_lists_the_known() -> None:
 def test_merge_replaces_lists_whole_and_keeps_the_base() -> None:
     base = {"a": {"b": 1, "c": [1, 2]}, "d": 3}
     assert merge(base, {"a": {"c": [9]}}) == {"a": {"b": 1, "c": [9]}, "d": 3}
+    assert merge(base, {"a": None, "d": None}) == {"d": None}, "a mapping is taken out, a value becomes null"
     assert base == {"a": {"b": 1, "c": [1, 2]}, "d": 3}
 
 

@@ -111,6 +111,16 @@ def test_code_fingerprint_sees_edits_and_new_files(repository: Path) -> None:
     assert len({edited["diff_sha256"], added["diff_sha256"], changed["diff_sha256"]}) == 3
 
 
+def test_what_the_pipeline_writes_makes_no_tree_dirty(repository: Path) -> None:
+    """Stages run in turn: what the first wrote must not make the code look changed to the second."""
+    (repository / "reports").mkdir()
+    for name in ("reports/evaluation.json", "dvc.lock", "params.yaml"):
+        (repository / name).write_text("{}")
+    assert fingerprint_code(repository)["dirty"] is False
+    subprocess.run(["git", "-C", str(repository), "add", "."], check=True)
+    assert fingerprint_code(repository)["dirty"] is False
+
+
 def test_code_outside_of_git_claims_no_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert fingerprint_code(tmp_path) == {"commit": "unknown", "dirty": True, "diff_sha256": ""}

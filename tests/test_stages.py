@@ -134,6 +134,9 @@ def test_a_changed_prompt_file_changes_what_dvc_looks_at(project: Project) -> No
     assert set(json.loads(before)) == {"prompts.files.0", "tasks.files.quiz", "target.source"}
     project.run("inputs")
     assert paths.INPUTS.read_text() == before
+    project.params["prompts"]["files"] = ["prompts.jsonl#100"]  # the first 100 of the same file
+    project.run("inputs")
+    assert paths.INPUTS.read_text() == before
     with Path("prompts.jsonl").open("a") as stream:
         stream.write(json.dumps({"prompt": "One more."}) + "\n")
     project.run("inputs")

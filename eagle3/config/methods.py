@@ -145,6 +145,7 @@ class EvaluateSettings(Section):
     top_k: NonNegative
     top_p: TopP
     repeats: Count
+    on_failure: Literal["fail", "exclude"]  # exclude: a prompt that fails is left out everywhere, and counted
     dtype: Dtype
     draft_dtype: DraftDtype  # of the drafts' weights: changes their speed and acceptance, never the output
     threads: NonNegative

@@ -187,6 +187,17 @@ class Bench:
         return self.target.dtype
 
 
+def fixed_tree_pairs(methods: Sequence[MethodSettings]) -> list[tuple[str, str]]:
+    """(method, the same draft with a fixed tree): what a tree that adapts, or copies, has to win against."""
+    return [
+        (method.name, fixed.name)
+        for method in methods
+        if isinstance(method, AdaptiveHeadMethod | HybridMethod)
+        for fixed in methods
+        if isinstance(fixed, HeadMethod) and (fixed.draft, fixed.backend) == (method.draft, "kernels")
+    ]
+
+
 def describe_drafting(method: MethodSettings) -> dict[str, int]:
     """What a method drafts, as the reports show it: the tree in SGLang's names, or the chain's length."""
     if isinstance(method, PromptLookupMethod | ModelMethod):

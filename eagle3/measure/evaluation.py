@@ -17,7 +17,7 @@ from eagle3.measure.protocol import VANILLA, arms, measure, prompt_ids_of, sched
 from eagle3.measure.records import Cell, CellKey, Journal
 from eagle3.measure.rendering import Prompt, Renderer
 from eagle3.measure.settings import EvaluationSettings
-from eagle3.measure.summary import prompt_table, results_table
+from eagle3.measure.summary import pairs_table, prompt_table, results_table
 from eagle3.measure.verdict import Circumstances, judge
 from eagle3.provenance import hash_object, sha256_file, write_json, write_parquet
 
@@ -38,6 +38,7 @@ def evaluate(
     journal: Path,
     origin: Mapping[str, Any] | None = None,
     trees: Mapping[str, Mapping[str, int] | None] | None = None,
+    pairs: Sequence[tuple[str, str]] = (),
     progress: bool = True,
 ) -> dict[str, Any]:
     """Measure all methods on all prompts and write `evaluation.json` and `per_prompt.parquet` into `reports`.
@@ -56,10 +57,11 @@ def evaluate(
             said. When everything is measured and written it is renamed to `<journal>.finished`.
         origin: recorded with the settings and not compared on resuming: commit, command.
         trees: the draft tree of each method that has one.
+        pairs: (method, other method) to be compared with each other beside vanilla.
         progress: show a progress bar.
 
     Returns:
-        What `evaluation.json` holds: {"machine", "settings", "verdict", "results"}.
+        What `evaluation.json` holds: {"machine", "settings", "verdict", "results", "pairs"}.
 
     Raises:
         ValueError: for names of methods or prompts that cannot be told apart, or if no prompt is left.
@@ -131,6 +133,7 @@ def evaluate(
         },
         "verdict": judge(results, circumstances),
         "results": results,
+        "pairs": pairs_table(answers, pairs, settings.seed),
     }
     write_parquet(reports / "per_prompt.parquet", prompt_table(answers, comparisons))
     write_json(reports / "evaluation.json", report)

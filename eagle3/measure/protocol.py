@@ -122,7 +122,7 @@ def measure(
                 except Exception as error:
                     if settings.on_failure == "fail":
                         error.add_note(
-                            f"while measuring {key}; on_failure: exclude would leave the prompt out"
+                            f"while measuring {key}; evaluate.on_failure: exclude would leave it out"
                         )
                         raise
                     left_out.add(block.prompt.key)

@@ -29,10 +29,6 @@ class Interval:
     method: str
     samples: int
 
-    def contains(self, value: float) -> bool:
-        """Whether the interval exists and `value` lies in it."""
-        return self.low is not None and self.high is not None and self.low <= value <= self.high
-
 
 def is_slower(speedup: float, high: float | None) -> bool:
     """Below 1 beyond its interval, which ends at `high`, or, without one, below 1."""

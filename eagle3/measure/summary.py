@@ -111,6 +111,32 @@ def _result(
     }
 
 
+def pairs_table(
+    answers: Sequence[Answer], pairs: Sequence[tuple[str, str]], seed: int
+) -> list[dict[str, Any]]:
+    """Decode speedup of one method over another, over all tasks, by temperature and paired by prompt."""
+    groups: dict[tuple[str, float], list[Answer]] = defaultdict(list)
+    for answer in answers:
+        groups[answer.key.method, answer.key.temperature].append(answer)
+    rows = []
+    for temperature in sorted({answer.key.temperature for answer in answers}):
+        for method, other in pairs:
+            mine, theirs = groups[method, temperature], groups[other, temperature]
+            if any(answer.decode_tokens for answer in mine) and any(item.decode_tokens for item in theirs):
+                found = _speedup(mine, theirs, seed, end_to_end=False)
+                rows.append(
+                    {
+                        "method": method,
+                        "over": other,
+                        "temperature": temperature,
+                        "speedup": found.estimate,
+                        "speedup_low": found.low,
+                        "speedup_high": found.high,
+                    }
+                )
+    return rows
+
+
 def _speedup(
     answers: Sequence[Answer], vanilla: Sequence[Answer], seed: int, *, end_to_end: bool
 ) -> Interval:

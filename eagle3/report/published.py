@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 SOURCE = "arXiv 2503.01840"
-SOURCE_URL = "https://arxiv.org/abs/2503.01840"
 TASKS = ("MT-bench", "HumanEval", "GSM8K", "Alpaca", "CNN/DM", "mean")
 # The published name of a task here.
 TASK_NAMES = {

@@ -22,6 +22,7 @@ from eagle3.report.sweep import (
 )
 from eagle3.report.sweep_figures import CAPTIONS, draw_figures
 from eagle3.report.tables import (
+    ALL,
     adaptive_table,
     bound_table,
     by_task_table,
@@ -29,6 +30,7 @@ from eagle3.report.tables import (
     depth_table,
     interval_table,
     overall_table,
+    pairs_table,
     round_table,
     speculative,
 )
@@ -89,6 +91,7 @@ def _speedup(inputs: Inputs, draw: Draw) -> Section:
         )
     ]
     blocks += [overall_table(inputs, temperature) for temperature in inputs.temperatures]
+    blocks += _present(pairs_table(inputs))
     slower = [
         f"{row['method']} ({row['speedup']:.2f}× at T = {row['temperature']:g})"
         for temperature in inputs.temperatures
@@ -220,7 +223,7 @@ def _ablation(inputs: Inputs, draw: Draw) -> Section:
 def _scaling(inputs: Inputs, draw: Draw) -> Section:
     if inputs.scaling is None:
         return Section("scaling", "Scaling", ())
-    results = inputs.scaling["results"]
+    results = [row for row in inputs.scaling["results"] if row["task"] == ALL]
     figure = draw(
         "scaling", "τ and decode speedup against training data.", "The table below.", scaling_figure(results)
     )
@@ -231,7 +234,7 @@ def _scaling(inputs: Inputs, draw: Draw) -> Section:
 def _sweep(inputs: Inputs, draw: Draw) -> Section:
     if inputs.sweep is None:
         return Section("sweep", "Sweep", ())
-    blocks: list[Block] = list(_provenance(inputs, inputs.sweep.get("identity", {})))
+    blocks: list[Block] = list(_provenance(inputs, inputs.sweep.get("identity", {}), same_drafts=True))
     if inputs.sweep.get("summary"):
         blocks.append(Paragraph(inputs.sweep["summary"]))
     for name, canvas in draw_figures(inputs.sweep).items():
@@ -249,14 +252,14 @@ def _sweep(inputs: Inputs, draw: Draw) -> Section:
 def _context(inputs: Inputs, draw: Draw) -> Section:
     if inputs.context is None:
         return Section("context", "Context length", ())
-    provenance = _provenance(inputs, inputs.context)
+    provenance = _provenance(inputs, inputs.context, same_drafts=True)
     return Section("context", "Context length", (*provenance, *context_blocks(inputs.context)))
 
 
 def _throughput(inputs: Inputs, draw: Draw) -> Section:
     if inputs.throughput is None:
         return Section("throughput", "Batch sizes", ())
-    provenance = _provenance(inputs, inputs.throughput)
+    provenance = _provenance(inputs, inputs.throughput, same_drafts=True)
     return Section("throughput", "Batch sizes", (*provenance, throughput_table(inputs.throughput)))
 
 
@@ -264,9 +267,16 @@ def _serving(inputs: Inputs, draw: Draw) -> Section:
     if inputs.serving is None:
         return Section("serving", "Serving", ())
     serving = inputs.serving
+    provenance: list[Block] = []
+    for engine, part in serving.items():
+        made = {**part, **part.get("origin", {})}
+        provenance += [
+            Paragraph(f"{engine}: {block.text}", block.tone)
+            for block in _provenance(inputs, made, same_drafts=True)
+        ]
     missing = [Paragraph(reason) for reason in unavailable(serving)]
     tables = serving_agreement_table(serving), serving_metrics_table(serving)
-    return Section("serving", "Serving engines", (*tables, *missing))
+    return Section("serving", "Serving engines", (*provenance, *tables, *missing))
 
 
 def _method(inputs: Inputs, draw: Draw) -> Section:
@@ -293,8 +303,12 @@ def _reproduce(inputs: Inputs, draw: Draw) -> Section:
     return Section("reproduce", "Reproduce", tuple(blocks))
 
 
-def _provenance(inputs: Inputs, result: Mapping[str, Any]) -> Iterator[Block]:
-    """The result's own verdict, and a warning where it was measured elsewhere than the evaluation."""
+def _provenance(inputs: Inputs, result: Mapping[str, Any], same_drafts: bool = False) -> Iterator[Paragraph]:
+    """The result's own verdict, and a warning where it was measured elsewhere than the evaluation.
+
+    Args:
+        same_drafts: whether it should be of the evaluation's drafts; a study trains its own.
+    """
     verdict = result.get("verdict")
     if verdict:
         yield Paragraph(verdict["summary"])
@@ -305,10 +319,17 @@ def _provenance(inputs: Inputs, result: Mapping[str, Any]) -> Iterator[Block]:
         differs.append("machine")
     if "target" in theirs and "target" in mine and theirs["target"] != mine["target"]:
         differs.append("target")
+    if same_drafts:
+        drafts = {name: mine.get("drafts", {}).get(name) for name in theirs.get("drafts", {})}
+        if not drafts or drafts != theirs["drafts"]:
+            differs.append("training of the drafts" if drafts else "draft, or one that was not recorded,")
     if differs:
         yield Paragraph(
             f"Measured on another {' and '.join(differs)} than the evaluation above.", Tone.WARNING
         )
+    command = (result.get("origin") or result.get("settings", {}).get("origin") or {}).get("command")
+    if command:
+        yield Paragraph(f"Command: {command}")
 
 
 def _present(*tables: Table | None) -> Iterator[Table]:

@@ -8,6 +8,7 @@ from eagle3.report.formats import (
     MARKS_NOTE,
     MISSING,
     SLOWER,
+    interval,
     number,
     percent,
     speedup_cell,
@@ -62,6 +63,27 @@ def overall_table(inputs: Inputs, temperature: float) -> Table:
             + MARKS_NOTE
         ),
         text_columns=frozenset({"Lossless"}),
+    )
+
+
+def pairs_table(inputs: Inputs) -> Table | None:
+    """Trees that adapt or copy against the same draft's fixed trees; None where there are none."""
+    pairs = inputs.evaluation.get("pairs")
+    if not pairs:
+        return None
+    body = []
+    for pair in pairs:
+        low, high = pair["speedup_low"], pair["speedup_high"]
+        told_apart = low is not None and not low <= 1.0 <= high
+        verdict = "not told apart" if not told_apart else "wins" if low > 1.0 else "loses"
+        at = temperature_text(pair["temperature"])
+        body.append(cells([pair["method"], pair["over"], at, interval(pair, "speedup"), verdict]))
+    return Table(
+        caption="Trees that adapt or copy, against fixed trees of the same draft, all tasks together",
+        columns=("Method", "Against", "Temperature", "Decode speedup over it", "Verdict"),
+        rows=tuple(body),
+        note="Paired by prompt, 95 % intervals. A method is worth keeping where it wins.",
+        text_columns=frozenset({"Against", "Temperature", "Verdict"}),
     )
 
 
@@ -144,15 +166,19 @@ def depth_table(inputs: Inputs, temperature: float) -> Table | None:
         return None
     body = []
     for row in rows:
-        rates = [percent(rate) for rate in row["acceptance_by_depth"]]
+        rates = [
+            f"{percent(rate)} of {reached:,}"
+            for rate, reached in zip(row["acceptance_by_depth"], row["acceptance_reached"], strict=True)
+        ]
         body.append(cells([row["method"], number(row["tau"]), *rates, *[MISSING] * (depth - len(rates))]))
     return Table(
         caption=f"Acceptance by depth, {temperature_text(temperature)}",
         columns=("Method", "τ", *(f"{index}-α" for index in range(depth))),
         rows=tuple(body),
         note=(
-            "n-α: share of rounds whose draft at depth n was accepted, among those that accepted all drafts "
-            "before it. In a tree any node of the depth counts, so a tree's figures lie above a chain's."
+            "n-α: share of rounds whose draft at depth n was accepted, and of how many: those that drafted "
+            "that deep and accepted all drafts before. In a tree any node of the depth counts, so a tree's "
+            "figures lie above a chain's."
         ),
     )
 
@@ -258,8 +284,9 @@ def bound_table(inputs: Inputs) -> Table | None:
         columns=("What", "Value"),
         rows=tuple(cells(list(row)) for row in rows),
         note=(
-            "Measured before the evaluation with plain torch. Speculation gains from the gap between the "
-            "two: up to that many tokens, verifying could be nearly free; beyond, each costs its arithmetic."
+            "Measured before the evaluation, the best of some runs. Speculation gains from the gap between "
+            "the two: up to that many tokens, verifying could be nearly free; beyond, each costs its "
+            "arithmetic."
         ),
         text_columns=frozenset({"What"}),
     )

@@ -106,13 +106,13 @@ def training_table(training: Mapping[str, Sequence[Mapping[str, Any]]]) -> Table
                     number(_last(groups, "loss"), 3),
                     number(length[1][best] if length and best is not None else None, 3),
                     number(length[0][best] if length and best is not None else None, 0),
-                    number(_last(groups, "tokens_per_second"), 0),
+                    number(_last(groups, "tokens"), 0),
                 ]
             )
         )
     return Table(
         caption="Trainings",
-        columns=("Draft", "Steps", "Last loss", "Best simulated acceptance length", "At step", "Tokens/s"),
+        columns=("Draft", "Steps", "Last loss", "Best simulated acceptance length", "At step", "Tokens seen"),
         rows=tuple(body),
         note="The checkpoint with the best simulated acceptance length on validation rows is measured.",
     )

@@ -15,7 +15,7 @@ from eagle3.decoding.engine import SpeculativeDecoder
 from eagle3.measure.bench import Bench, evaluated_target
 from eagle3.measure.prompts import task_prompts
 from eagle3.measure.settings import EvaluationSettings
-from eagle3.provenance import fingerprint_code, fingerprint_machine, hash_tree
+from eagle3.provenance import describe_run, fingerprint_machine, hash_tree
 from eagle3.studies.variants import Variant
 
 
@@ -59,7 +59,7 @@ def compare(
         },
         reports=folder,
         journal=folder / "evaluation.jsonl",
-        origin={"command": command, **fingerprint_code(paths.REPORTS.resolve().parent)},
+        origin=describe_run(paths.REPORTS.resolve().parent, command),
         trees={variant.name: tree.model_dump() for variant in variants},
     )
     by_name = {variant.name: variant for variant in variants}

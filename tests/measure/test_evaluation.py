@@ -73,7 +73,7 @@ def pair() -> list[Decoder]:
 def test_report_of_a_method_twice_as_fast(tmp_path: Path) -> None:
     items = [*prompts(12, "chat", turns=2), *prompts(12, "code")]
     report = run(tmp_path, pair(), items)
-    assert set(report) == {"machine", "settings", "verdict", "results"}
+    assert set(report) == {"machine", "settings", "verdict", "results", "pairs"}
     assert json.loads((tmp_path / "reports/evaluation.json").read_text()) == report
     assert {(row["method"], row["task"]) for row in report["results"]} == {
         (method, task) for method in ("vanilla", "vanilla-aa", "eagle3") for task in ("all", "chat", "code")
@@ -100,6 +100,17 @@ def test_report_of_a_method_twice_as_fast(tmp_path: Path) -> None:
     assert row_of(report, "vanilla")["round_ms"] is None
     assert row_of(report, "vanilla-aa")["speedup_low"] <= 1.0 <= row_of(report, "vanilla-aa")["speedup_high"]
     assert report["verdict"]["trustworthy"]
+
+
+def test_two_methods_are_compared_with_each_other_in_the_same_run(tmp_path: Path) -> None:
+    """Both are faster than vanilla; whether one beats the other is an interval of its own."""
+    decoders = [*pair(), FakeDecoder("adaptive", token_seconds=0.4, round_tokens=4)]
+    report = run(tmp_path, decoders, pairs=[("adaptive", "eagle3"), ("eagle3", "adaptive")])
+    faster, slower = report["pairs"]
+    assert (faster["method"], faster["over"], faster["temperature"]) == ("adaptive", "eagle3", 0.0)
+    assert faster["speedup"] == pytest.approx(1.25, rel=0.02)
+    assert 1.0 < faster["speedup_low"] <= faster["speedup"] <= faster["speedup_high"]
+    assert slower["speedup"] == pytest.approx(1 / faster["speedup"])
 
 
 def test_tokens_and_tau_come_from_token_ids_and_rounds(tmp_path: Path) -> None:

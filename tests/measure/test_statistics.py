@@ -82,7 +82,9 @@ def test_interval_covers_the_truth_as_often_as_it_says() -> None:
         interval = speedup_interval(
             list(baseline), list(method), [1] * 25, [1] * 25, seed=seed, resamples=400
         )
-        covered += interval.contains(truth)
+        assert interval.low is not None
+        assert interval.high is not None
+        covered += interval.low <= truth <= interval.high
     # 95 % stated; BCa is known to undercover a little at n = 25. An off-by-two tail would give 0.80 or 1.00.
     assert 0.86 <= covered / 150 <= 0.99
 
@@ -90,7 +92,6 @@ def test_interval_covers_the_truth_as_often_as_it_says() -> None:
 def test_one_prompt_has_no_interval() -> None:
     interval = speedup_interval([2.0], [1.0], [5], [5], seed=0)
     assert (interval.estimate, interval.low, interval.high, interval.method) == (2.0, None, None, "none")
-    assert not interval.contains(2.0)
 
 
 def test_resamples_without_a_token_leave_no_interval() -> None:

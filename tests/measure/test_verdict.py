@@ -21,6 +21,8 @@ def row(method: str, **changes: Any) -> dict[str, Any]:
         "speedup": 2.0 if speculative else 1.0,
         "speedup_low": 1.9 if speculative else 0.99,
         "speedup_high": 2.1 if speculative else 1.01,
+        "end_to_end_speedup_low": 1.8 if speculative else 0.99,
+        "end_to_end_speedup_high": 2.0 if speculative else 1.01,
         "slower_than_vanilla": False,
         "prompts": 20,
         "repeat_spread": 0.02,
@@ -33,7 +35,8 @@ def row(method: str, **changes: Any) -> dict[str, Any]:
 def verdict(
     *changed: dict[str, Any], foreign: float = 0.01, repeats: int = 3, excluded: dict[str, str] | None = None
 ) -> dict[str, Any]:
-    rows = {item["method"]: item for item in (row("vanilla"), row("vanilla-aa"), row("eagle3"), *changed)}
+    given = (row("vanilla"), row("vanilla-aa"), row("eagle3"), *changed)
+    rows = {(item["method"], item["task"]): item for item in given}
     loads = {"start": LOAD, "end": LOAD}
     return judge(list(rows.values()), Circumstances(repeats, foreign, foreign, excluded or {}, 1, loads))
 
@@ -59,6 +62,35 @@ def test_an_aa_interval_without_1_is_a_failure() -> None:
 def test_an_aa_arm_without_interval_proves_nothing() -> None:
     judged = verdict(row("vanilla-aa", speedup_low=None, speedup_high=None, prompts=1))
     assert levels(judged)["a/a"] == "warning"
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (
+            row("vanilla-aa", task="gsm8k", speedup_low=0.92, speedup_high=0.98),
+            "gsm8k at temperature 0, decoding: 0.920 to 0.980",
+        ),
+        (
+            row("vanilla-aa", end_to_end_speedup_low=1.01, end_to_end_speedup_high=1.07),
+            "all tasks at temperature 0, end to end: 1.010 to 1.070",
+        ),
+    ],
+    ids=["a task", "end to end"],
+)
+def test_an_aa_interval_without_1_in_a_part_warns(changed: dict[str, Any], said: str) -> None:
+    """The decode speedup over all tasks decides on trust; by task and end to end methods are compared too."""
+    judged = verdict(changed)
+    assert judged["trustworthy"]
+    (check,) = [check for check in judged["checks"] if check["name"] == "a/a in parts"]
+    assert check["level"] == "warning"
+    assert said in check["sentence"]
+
+
+def test_few_prompts_of_a_task_warn_though_all_tasks_have_enough() -> None:
+    assert levels(verdict(row("eagle3", task="gsm8k", prompts=4)))["prompts of a task"] == "warning"
+    both = levels(verdict(row("eagle3", prompts=4), row("eagle3", task="gsm8k", prompts=4)))
+    assert "prompts of a task" not in both, "one task: said once"
 
 
 def test_one_lossless_failure_is_a_failure() -> None:

@@ -64,6 +64,7 @@ def write_evaluation(
             },
         },
         trees={"eagle3": {"num_steps": 3, "topk": 1, "num_draft_tokens": 4}},
+        pairs=[("eagle3", "eagle")],
         reports=reports,
         journal=reports / "journal.jsonl",
         progress=False,
@@ -107,9 +108,10 @@ def write_optional(reports: Path) -> None:
         row(name, task, value) for name, value in variants.items() for task in ("mt_bench", "gsm8k", "all")
     ]
     scaling = [
-        row(method, "all", 1 + gain * index, train_tokens=50_000 * 2**index)
+        row(method, task, offset + gain * index, train_tokens=50_000 * 2**index)
         for method, gain in (("eagle", 0.06), ("eagle3", 0.14))
         for index in range(5)
+        for task, offset in (("mt_bench", 0.5), ("gsm8k", 1.5), ("all", 1.0))
     ]
     trials = [
         {

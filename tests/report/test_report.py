@@ -55,6 +55,26 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return reports
 
 
+def test_scaling_shows_all_tasks_together(full: Path) -> None:
+    """scaling.json has a row a task, too; drawn into one line they would zigzag."""
+    rows = [line for line in (full / "README.md").read_text().splitlines() if line.startswith("| eagle3 |")]
+    (amounts,) = {line.split("|")[2].strip() for line in rows if "1.14×" in line}
+    assert amounts == "100,000"
+    assert not [line for line in rows if "2.06×" in line], "gsm8k's"
+
+
+def test_methods_are_compared_with_each_other(full: Path) -> None:
+    text = (full / "README.md").read_text()
+    assert "Trees that adapt or copy" in text
+    assert re.search(r"\| eagle3 \| eagle \| T = 0 \(greedy\) \| 1\.\d+× .*\| wins \|", text)
+
+
+def test_results_of_other_drafts_are_called_so(full: Path) -> None:
+    """The sample's batch sizes and context lengths name no draft; an evaluation's of today name theirs."""
+    text = (full / "README.md").read_text()
+    assert text.count("one that was not recorded") >= 2
+
+
 class Page(HTMLParser):
     """Collects what the tests ask of the page, and fails on unbalanced tags."""
 
