@@ -27,6 +27,12 @@ def commands() -> list[str]:
     return [line.partition(" # ")[0].strip() for line in lines if line.strip() and not line.startswith("#")]
 
 
+def inline_commands() -> list[str]:
+    """Commands inside of sentences, each once."""
+    found = re.findall(r"`((?:make|python|dvc|torchrun) [^`]+)`", README.read_text(encoding="utf-8"))
+    return list(dict.fromkeys(" ".join(command.split()) for command in found))
+
+
 def words(command: str) -> list[str]:
     """The words of a command, without variables set before it."""
     found = shlex.split(command)
@@ -43,9 +49,10 @@ def make_targets() -> set[str]:
 def test_readme_has_commands() -> None:
     """Without blocks of this form, the other tests here would pass on anything."""
     assert "make repro" in commands()
+    assert "make smoke" in inline_commands()
 
 
-@pytest.mark.parametrize("command", commands())
+@pytest.mark.parametrize("command", list(dict.fromkeys([*commands(), *inline_commands()])))
 def test_command_exists(command: str) -> None:
     program, *arguments = words(command)
     if program == "make":

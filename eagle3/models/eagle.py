@@ -57,7 +57,8 @@ class EagleDraft(InferenceDraft):
         self.draft_to_target = torch.arange(config.vocab_size, device=target.device)
         layer = module.layers[0]
         assert isinstance(layer, EagleLayer)
-        self._fc = linear_of(ops, module.fc, self._held)
+        # `fc` reads features of which a few dimensions are large: int8 loses their small weights.
+        self._fc = linear_of(ops, module.fc, torch.bfloat16 if self._held == torch.int8 else self._held)
         self._layer = InferenceLayer(layer.self_attn, layer.mlp, ops, config.num_attention_heads, self._held)
         self._mlp_norm = norm_of(ops, layer.post_attention_layernorm, config.rms_norm_eps)
         # A second copy of the head, in the draft's dtype: reading the target's takes longer than the layer.
