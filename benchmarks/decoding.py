@@ -1,13 +1,15 @@
 """Vanilla decoding against transformers' generate, and the cost of verifying n tokens, in one run.
 
-Greedy, float32, the same prompts and token counts; the two take turns at every prompt. Prints a table and,
-last, one JSON line. Outputs are compared token by token.
+Greedy, the same prompts and token counts; transformers in float32 and vanilla in float32 and with weights in
+bfloat16 take turns at every prompt. Prints a table and, last, one JSON line. Outputs of float32 are compared
+token by token.
 """
 
 import argparse
 import json
 import sys
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -20,6 +22,7 @@ from eagle3.decoding.sampling import Sampling
 from eagle3.decoding.vanilla import VanillaDecoder
 from eagle3.models.target import Target
 
+TRANSFORMERS = "transformers generate"
 PROMPTS = (
     "Explain how photosynthesis works in simple terms.",
     "Write a Python function that reverses a string, and explain it.",
@@ -37,52 +40,67 @@ def main() -> None:
     parser.add_argument("--verify", type=int, nargs="+", default=[1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64])
     arguments = parser.parse_args()
     torch.set_grad_enabled(False)
-    target = Target.load(paths.TARGET)
-    ours, theirs, equal = compare(target, arguments.tokens, arguments.repeats)
-    print(f"transformers generate {1 / theirs:6.1f} tokens/s (prefill included)")
-    print(f"vanilla               {1 / ours:6.1f} tokens/s (likewise), {theirs / ours:.2f} times as fast")
-    print(f"outputs equal for {equal} of {len(PROMPTS)} prompts")
-    costs = verification_costs(target, arguments.verify, arguments.repeats)
-    for count, seconds in costs.items():
-        print(f"verifying {count:>3} tokens {seconds * 1e3:7.1f} ms, {seconds / costs[1]:.2f} vanilla steps")
+    targets = {name: Target.load(paths.TARGET, getattr(torch, name)) for name in ("float32", "bfloat16")}
+    medians, equal = compare(targets, arguments.tokens, arguments.repeats)
+    costs = {
+        name: verification_costs(target, arguments.verify, arguments.repeats)
+        for name, target in targets.items()
+    }
+    reference = medians.pop(TRANSFORMERS)
+    print(f"{TRANSFORMERS}, float32: {1 / reference:.1f} tokens/s, prefill included, as below")
+    for name, seconds in medians.items():
+        print(f"vanilla, {name:<8}: {1 / seconds:.1f} tokens/s, {reference / seconds:.2f} times as fast")
+    print(f"float32 outputs equal for {equal} of {len(PROMPTS)} prompts")
+    for count in arguments.verify:
+        texts = [
+            f"{name} {by_count[count] * 1e3:6.1f} ms, {by_count[count] / by_count[1]:.2f} of its steps"
+            for name, by_count in costs.items()
+        ]
+        print(f"verifying {count:>3} tokens: {'; '.join(texts)}")
     print(
         json.dumps(
             {
                 "threads": torch.get_num_threads(),
-                "kernels": target.kernels,
-                "vanilla_over_transformers": theirs / ours,
+                "kernels": targets["float32"].kernels,
+                "vanilla_over_transformers": {name: reference / seconds for name, seconds in medians.items()},
                 "outputs_equal": equal,
                 "verification_in_vanilla_steps": {
-                    count: seconds / costs[1] for count, seconds in costs.items()
+                    name: {count: seconds / by_count[1] for count, seconds in by_count.items()}
+                    for name, by_count in costs.items()
                 },
             }
         )
     )
 
 
-def compare(target: Target, tokens: int, repeats: int) -> tuple[float, float, int]:
-    """Median seconds a token of both over all prompts, and for how many prompts the outputs are equal."""
-    decoder = VanillaDecoder(target)
-    ours: list[float] = []
-    theirs: list[float] = []
+def compare(targets: Mapping[str, Target], tokens: int, repeats: int) -> tuple[dict[str, float], int]:
+    """Median seconds a token of all arms, and for how many prompts float32's outputs are transformers'."""
+    model, tokenizer = targets["float32"].model, targets["float32"].tokenizer
+
+    def reference(ids: list[int]) -> list[int]:
+        output = model.generate(torch.tensor([ids]), max_new_tokens=tokens, do_sample=False, pad_token_id=0)
+        generated: list[int] = output[0, len(ids) :].tolist()
+        return generated
+
+    def vanilla(target: Target) -> Callable[[list[int]], list[int]]:
+        decoder = VanillaDecoder(target)
+        return lambda ids: list(decoder.generate(ids, tokens, Sampling()).token_ids)
+
+    arms = {**{name: vanilla(target) for name, target in targets.items()}, TRANSFORMERS: reference}
+    times: dict[str, list[float]] = {name: [] for name in arms}
     equal = 0
     for repeat in range(repeats + 1):  # the first is not timed
         equal = 0
         for prompt in PROMPTS:
-            ids = render_prompt(target.tokenizer, conversation([prompt]))
-            started = time.perf_counter()
-            mine = list(decoder.generate(ids, tokens, Sampling()).token_ids)
-            middle = time.perf_counter()
-            output = target.model.generate(
-                torch.tensor([ids]), max_new_tokens=tokens, do_sample=False, pad_token_id=0
-            )
-            ended = time.perf_counter()
-            reference = output[0, len(ids) :].tolist()
-            equal += mine == reference
-            if repeat:
-                ours.append((middle - started) / len(mine))
-                theirs.append((ended - middle) / len(reference))
-    return sorted(ours)[len(ours) // 2], sorted(theirs)[len(theirs) // 2], equal
+            ids = render_prompt(tokenizer, conversation([prompt]))
+            outputs = {}
+            for name, generate in arms.items():
+                started = time.perf_counter()
+                outputs[name] = generate(ids)
+                if repeat:
+                    times[name].append((time.perf_counter() - started) / len(outputs[name]))
+            equal += outputs["float32"] == outputs[TRANSFORMERS]
+    return {name: sorted(values)[len(values) // 2] for name, values in times.items()}, equal
 
 
 def verification_costs(target: Target, counts: list[int], repeats: int) -> dict[int, float]:

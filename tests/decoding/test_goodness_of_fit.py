@@ -5,40 +5,31 @@ The same test with a bug planted must reject, so the samples are enough to see o
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-import torch
-from scipy.stats import chisquare
-from torch import Tensor
 
 from eagle3.decoding import verify as verify_module
 from eagle3.decoding.drafter import Drafter
 from eagle3.decoding.eagle_drafter import EagleDrafter
 from eagle3.decoding.engine import SpeculativeDecoder
 from eagle3.decoding.independent_drafter import IndependentDrafter
-from eagle3.decoding.sampling import Sampling, probabilities
+from eagle3.decoding.sampling import Sampling
 from eagle3.decoding.tree import TreeShape
 from eagle3.models.target import Target
 from tests.decoding.drafts import random_draft
+from tests.decoding.goodness import ImpossibleToken, Pairs, exact_pairs, p_value
 from tests.decoding.test_verify import planted
 from tests.tiny import tiny_llama
 
-VOCAB = 8
 PROMPT = [3, 1, 4]
 SAMPLES = 600
 SAMPLING = Sampling(temperature=0.8, top_p=0.95)
 
 
-class ImpossibleToken(Exception):
-    """A token of probability zero was sampled."""
-
-
 def model(seed: int) -> Target:
     tokenizer = SimpleNamespace(eos_token_id=None, get_vocab=dict)
-    llama = tiny_llama(VOCAB, hidden_size=16, layers=2, heads=2, kv_heads=1, seed=seed)
+    llama = tiny_llama(8, hidden_size=16, layers=2, heads=2, kv_heads=1, seed=seed)
     result = Target(llama, tokenizer, capture_layers=(1, 2))
     result.eos_token_ids = frozenset()
     return result
@@ -50,22 +41,8 @@ def target() -> Target:
 
 
 @pytest.fixture(scope="module")
-def exact(target: Target) -> Tensor:
-    """The probability of each pair of second and third new tokens, [VOCAB, VOCAB]."""
-
-    def after(tokens: list[int]) -> Tensor:
-        logits = target.model(torch.tensor([tokens])).logits[0, -1]
-        return probabilities(logits, SAMPLING).double()
-
-    pairs = torch.zeros(VOCAB, VOCAB, dtype=torch.float64)
-    with torch.inference_mode():
-        for first, p_first in enumerate(after(PROMPT).tolist()):
-            if p_first > 0:
-                second = after([*PROMPT, first])
-                for token in second.nonzero().flatten().tolist():
-                    pairs[token] += p_first * second[token] * after([*PROMPT, first, token])
-    assert pairs.sum().item() == pytest.approx(1)
-    return pairs / pairs.sum()
+def exact(target: Target) -> Pairs:
+    return exact_pairs(target, PROMPT, SAMPLING)
 
 
 def drafter(target: Target, name: str) -> Drafter:
@@ -74,27 +51,15 @@ def drafter(target: Target, name: str) -> Drafter:
     return EagleDrafter(random_draft(target), TreeShape(2, 2, 5))
 
 
-def p_value(decoder: SpeculativeDecoder, exact: Tensor) -> float:
-    counts: Counter[tuple[int, ...]] = Counter()
-    for seed in range(SAMPLES):
-        counts[decoder.generate(PROMPT, 3, replace(SAMPLING, seed=seed)).token_ids[1:]] += 1
-    expected = (exact * SAMPLES).flatten()
-    observed = torch.tensor([counts[divmod(i, VOCAB)] for i in range(VOCAB**2)], dtype=torch.float64)
-    if observed[expected == 0].sum() > 0:
-        raise ImpossibleToken
-    rare = expected < 5
-    return float(
-        chisquare(
-            [*observed[~rare].tolist(), float(observed[rare].sum())],
-            [*expected[~rare].tolist(), float(expected[rare].sum())],
-        ).pvalue
-    )
+def fit(target: Target, exact: Pairs, name: str) -> float:
+    decoder = SpeculativeDecoder(target, drafter(target, name), name)
+    return p_value(decoder, PROMPT, exact, SAMPLING, SAMPLES)
 
 
 # With one drafted token the third token is often a bonus token, with two it comes out of a residual.
 @pytest.mark.parametrize("name", ["independent-1", "independent-2", "eagle3"])
-def test_samples_follow_the_targets_distribution(target: Target, exact: Tensor, name: str) -> None:
-    assert p_value(SpeculativeDecoder(target, drafter(target, name), name), exact) > 1e-2
+def test_samples_follow_the_targets_distribution(target: Target, exact: Pairs, name: str) -> None:
+    assert fit(target, exact, name) > 1e-2
 
 
 @pytest.mark.parametrize(
@@ -108,7 +73,7 @@ def test_samples_follow_the_targets_distribution(target: Target, exact: Tensor, 
 )
 def test_planted_bug_is_rejected(
     target: Target,
-    exact: Tensor,
+    exact: Pairs,
     monkeypatch: pytest.MonkeyPatch,
     name: str,
     function: str,
@@ -120,7 +85,7 @@ def test_planted_bug_is_rejected(
     owner = "eagle3.decoding.engine.verify" if function == "verify" else "eagle3.decoding.verify.accept_chain"
     monkeypatch.setattr(owner, mutant)
     try:
-        found = p_value(SpeculativeDecoder(target, drafter(target, name), name), exact)
+        found = fit(target, exact, name)
     except ImpossibleToken:
         return
     assert found < 1e-3
