@@ -1,4 +1,4 @@
-"""Samples of SmolLM2 follow its exact distribution, for every kind of drafter; with a planted bug they do not."""
+"""Samples of SmolLM2 follow its exact distribution, whatever the drafter; with a planted bug they do not."""
 
 from __future__ import annotations
 
