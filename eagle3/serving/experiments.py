@@ -23,11 +23,12 @@ from eagle3.measure.rendering import ChatRenderer
 from eagle3.models.target import Target
 from eagle3.provenance import fingerprint_code, fingerprint_machine, hash_tree, write_json
 from eagle3.serving.agreement import STATE_TOLERANCE, agree, state_difference
-from eagle3.serving.bench import Servers, speculation_of
+from eagle3.serving.bench import speculation_of
 from eagle3.serving.client import Client
 from eagle3.serving.engines import Engine, Speculation
 from eagle3.serving.load import answer_all
 from eagle3.serving.metrics import reconcile, summarise
+from eagle3.serving.servers import Servers
 from eagle3.tracking import Tracker
 
 Prompts = list[tuple[str, list[int]]]  # name and token ids
