@@ -19,7 +19,8 @@ class Server(ThreadingHTTPServer):
     """Answers with `decoder`, vanilla where none is given; a stream has a piece for every round.
 
     `fail` requests are answered with 503 first, `hang_up` further ones by closing the connection; `most` is
-    the largest number of requests that were in flight together.
+    the largest number of requests that were in flight together. A stream's events come together by `merge`,
+    as from a loaded server.
     """
 
     daemon_threads = True
@@ -31,7 +32,7 @@ class Server(ThreadingHTTPServer):
         self.verifications = self.generated = 0
         self.fail, self.hang_up, self.token_ids = 0, 0, True
         self.seen: list[dict[str, Any]] = []
-        self.running, self.most = 0, 0
+        self.running, self.most, self.merge = 0, 0, 1
         self.decoding, self.counting = threading.Lock(), threading.Lock()
 
     @property
@@ -117,19 +118,21 @@ class _Handler(BaseHTTPRequestHandler):
         rounds = generation.rounds
         pieces = [1, *(generation.acceptance_lengths or (1,) * (len(tokens) - 1))]
         histogram = [0] * 9
-        done = 0
+        done = sent = 0
         for number, piece in enumerate(pieces):
-            fresh, last = tokens[done : done + piece], number == len(pieces) - 1
-            done += piece
+            done, last = done + piece, number == len(pieces) - 1
+            if sglang and rounds:
+                histogram[rounds[number - 1].accepted] += number > 0
+            if (number + 1) % self.server.merge and not last:
+                continue
+            fresh, sent = tokens[sent:done], done
             if not sglang:
                 self._event({"choices": [{"token_ids": fresh, "finish_reason": reason if last else None}]})
                 continue
             finish = {"type": reason, **({"matched": tokens[-1]} if reason == "stop" else {})}
             meta: dict[str, Any] = {"completion_tokens": done, "finish_reason": finish if last else None}
-            if rounds:
-                histogram[rounds[number - 1].accepted] += number > 0
-                if last:
-                    meta |= {"spec_verify_ct": number, "spec_correct_drafts_histogram": list(histogram)}
+            if rounds and last:
+                meta |= {"spec_verify_ct": number, "spec_correct_drafts_histogram": list(histogram)}
             # As SGLang, which passes a list that may have grown since: the count is what holds.
             self._event({"output_ids": tokens[: done + 1], "meta_info": meta})
         self.wfile.write(b"data: [DONE]\n\n")
