@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from eagle3 import paths
 from eagle3.config import Settings
-from eagle3.data.endpoints import Endpoint
+from eagle3.data.endpoint import Endpoint
 from eagle3.decoding.sampling import Sampling
 from eagle3.measure.bench import Bench
 from eagle3.measure.prompts import task_prompts
