@@ -79,17 +79,21 @@ class ServedBench(Bench):
         engine: Engine,
         target: Target,
         stack: ExitStack,
-        together: Sequence[str] = (),
+        together: Sequence[str] | None = None,
     ) -> ServedBench:
         """A bench whose servers end with the stack; they start when a decoder is asked for.
 
         Args:
-            together: the decoders that will be compared, where they are known.
+            together: the decoders that will be compared; None for a sweep, whose held-out comparison has
+                vanilla, the finalists and a default tree at least.
 
         Raises:
             ValueError: if their servers do not fit the GPU together.
         """
         servers = Servers(settings, engine)
+        if together is None:
+            finalists = settings.sweep.held_out.finalists
+            together = ["vanilla", "a default tree", *(f"finalist {number}" for number in range(finalists))]
         servers.check_memory(together)
         own = settings.serving.engine(engine)
         serving = {

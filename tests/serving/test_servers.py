@@ -25,8 +25,10 @@ from eagle3.parameters import merge, read_profile
 from eagle3.provenance import write_yaml
 from eagle3.serving import bench
 from eagle3.serving.bench import ServedBench, speculation_of
+from eagle3.serving.engines import Speculation
 from eagle3.serving.server import ServerError, free_port
 from eagle3.serving.servers import Servers
+from tests.data.served import serving
 from tests.serving.fake_engine import told, write_engine
 
 ROOT = Path(__file__).parents[2]
@@ -112,8 +114,43 @@ def test_urls_name_what_is_served(engine: Path, name: str) -> None:
         Servers(settings(engine, sglang={"urls": {name: "http://127.0.0.1:9"}}), "sglang")
 
 
+def test_a_server_that_runs_already_has_to_serve_what_is_asked(
+    engine: Path, tiny_target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another tree, algorithm or dtype is an error; another path can be the same files."""
+    drafted = Speculation("eagle3", Path("models/drafts/eagle3"), 2, 3, 6)
+    right = {
+        "model_path": "/elsewhere/models/target",
+        "dtype": "float32",
+        "speculative_algorithm": "EAGLE3",
+        "speculative_draft_model_path": "/elsewhere/eagle3",
+        "speculative_num_steps": 2,
+        "speculative_eagle_topk": 3,
+        "speculative_num_draft_tokens": 6,
+        "enable_torch_compile": False,
+    }
+    with serving(tiny_target, "sglang") as running:
+        urls = {"eagle3": running.url, "vanilla": running.url}
+        with Servers(settings(engine, sglang={"urls": urls}), "sglang") as servers:
+            running.info = right
+            assert servers.url("eagle3", drafted) == running.url
+            assert capsys.readouterr().out == ""
+            with pytest.raises(ValueError, match="serves speculative_algorithm EAGLE3, and None is asked"):
+                servers.url("vanilla", None)
+            for key, value in (("speculative_num_steps", 3), ("dtype", "bfloat16")):
+                running.info = {**right, key: value}
+                with pytest.raises(ValueError, match=f"{running.url} serves {key} {value}"):
+                    servers.url("eagle3", drafted)
+            running.info = {**right, "model_path": "other", "speculative_draft_model_path": "another"}
+            servers.url("eagle3", drafted, compiled=True)
+            said = capsys.readouterr().out.splitlines()
+            assert all(word in line for word, line in zip(("other", "another", "compile"), said, strict=True))
+            running.info = {}  # an older server that tells nothing
+            servers.url("eagle3", drafted)
+
+
 def test_servers_that_do_not_fit_the_gpu_together_are_refused(
-    engine: Path, monkeypatch: pytest.MonkeyPatch
+    engine: Path, tiny_target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     names = ["vanilla", "eagle3", "eagle"]
@@ -128,6 +165,8 @@ def test_servers_that_do_not_fit_the_gpu_together_are_refused(
     servers(**{"mem-fraction-static": 0.31}).check_memory(names)
     servers(**{"mem-fraction-static": 0.8}).check_memory(names[:1])
     servers(device="cpu").check_memory(names)
+    with pytest.raises(ValueError, match="5 servers"):  # a sweep with three finalists
+        ServedBench.start(settings(engine), "sglang", tiny_target, ExitStack())
     elsewhere = {"options": {"mem-fraction-static": 0.8}, "urls": dict.fromkeys(names[:2], "http://h:1")}
     Servers(settings(engine, sglang=elsewhere), "sglang").check_memory(names)
     with servers(**{"mem-fraction-static": 0.4}) as two:
