@@ -140,7 +140,10 @@ def test_a_server_that_dies_later_is_explained_with_its_log(tmp_path: Path) -> N
     port, log = free_port(HOST), tmp_path / "server.log"
     with launch(words(port), HOST, port, log) as server:
         assert "the server still runs: " in str(server.explain(ServerError("status 503")))
+        child = child_of(log)
+        assert child is not None
         server.process.kill()
+        child.kill()  # in a session of its own, which nobody finds when its parent has died
         message = str(server.explain(ServerError("broke an answer off")))
         assert re.match(r"broke an answer off; the server died, killed by SIGKILL: ", message)
         assert f"the end of {log}:\nchild" in message
