@@ -54,24 +54,25 @@ smoke: $(READY) ## Run the whole pipeline in minutes, in a workspace of its own 
 test: lint ## Style, types and tests (not those marked slow, serving or gpu)
 	OMP_NUM_THREADS=1 pytest -q -n 2
 
-# Each engine has an environment of its own. torchvision's CUDA build needs two operators that a CPU build of
-# torch lacks; the line in site-packages declares them (tests/serving/cpu_stand_in).
-.venv-sglang/.ready: tests/serving/requirements-sglang.txt
-	$(PYTHON) -m venv .venv-sglang
-	.venv-sglang/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	.venv-sglang/bin/python -m pip install --quiet --disable-pip-version-check --no-deps sglang==0.5.23
-	.venv-sglang/bin/python -m pip install --quiet --disable-pip-version-check -r $<
-	cp tests/serving/cpu_stand_in/torchvision_schemas.py .venv-sglang/lib/python3*/site-packages/
-	echo 'import torchvision_schemas' > "$$(echo .venv-sglang/lib/python3*/site-packages)/torchvision_schemas.pth"
+# Each engine has an environment of its own, for these tests alone: no profile names them. torchvision's CUDA
+# build needs two operators that a CPU build of torch lacks; the line in site-packages declares them
+# (tests/serving/cpu_stand_in).
+.venv-test-sglang/.ready: tests/serving/requirements-sglang.txt
+	$(PYTHON) -m venv .venv-test-sglang
+	.venv-test-sglang/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	.venv-test-sglang/bin/python -m pip install --quiet --disable-pip-version-check --no-deps sglang==0.5.23
+	.venv-test-sglang/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	cp tests/serving/cpu_stand_in/torchvision_schemas.py .venv-test-sglang/lib/python3*/site-packages/
+	echo 'import torchvision_schemas' > "$$(echo .venv-test-sglang/lib/python3*/site-packages)/torchvision_schemas.pth"
 	touch $@
 
-.venv-vllm/.ready: tests/serving/requirements-vllm.txt
-	$(PYTHON) -m venv .venv-vllm
-	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check -r $<
-	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+.venv-test-vllm/.ready: tests/serving/requirements-vllm.txt
+	$(PYTHON) -m venv .venv-test-vllm
+	.venv-test-vllm/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	.venv-test-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
-test-serving: $(READY) .venv-sglang/.ready .venv-vllm/.ready ## Tests against real SGLang and vLLM servers on the CPU (their environments: 7 GB)
+test-serving: $(READY) .venv-test-sglang/.ready .venv-test-vllm/.ready ## Tests against real SGLang and vLLM servers on the CPU (their environments: 7 GB)
 	test -f models/drafts/eagle3/model.safetensors || test -f .smoke/models/drafts/eagle3/model.safetensors || $(MAKE) smoke
 	OMP_NUM_THREADS=1 pytest -q -m serving tests/serving
 

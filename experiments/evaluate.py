@@ -31,16 +31,17 @@ def measure(settings: Settings, stack: ExitStack) -> dict[str, Any]:
 
     wanted = settings.evaluate
     target = evaluated_target(wanted, choose_device())
+    best = tuned_parameters(settings, torch.get_num_threads())
     journal = paths.RUNS / "evaluation.jsonl"
     costs = paths.RUNS / "adaptive_costs.json"
     if not journal.exists():
         costs.unlink(missing_ok=True)  # a run that goes on keeps its trees; a new one measures their costs
     bench = Bench(target, paths.DRAFTS, getattr(torch, wanted.draft_dtype), costs)
     if wanted.engine != "native":
-        bench = ServedBench.start(settings, wanted.engine, target, stack)
+        together = ["vanilla", *(method.name for method in wanted.methods), *([TUNED] if best else [])]
+        bench = ServedBench.start(settings, wanted.engine, target, stack, together)
     decoders = [bench.vanilla(), *(bench.decoder(method) for method in wanted.methods)]
     drafting = {method.name: describe_drafting(method) for method in wanted.methods}
-    best = tuned_parameters(settings, torch.get_num_threads())
     methods = {method.name: method.model_dump(mode="json", exclude={"name"}) for method in wanted.methods}
     drafts = dict.fromkeys(wanted.draft_names)
     if best is not None:

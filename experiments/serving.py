@@ -1,6 +1,5 @@
 """Servers of SGLang or vLLM: start one and keep it, or measure the experiments of params.yaml."""
 
-import signal
 import sys
 import time
 from contextlib import ExitStack
@@ -25,9 +24,9 @@ def chosen(settings: Settings, name: str) -> ServedExperiment:
 
 def keep(settings: Settings, engine: "Engine", name: str) -> None:
     """Start one server and keep it until it is interrupted, or dies."""
-    from eagle3.serving.bench import Servers
     from eagle3.serving.client import Client
     from eagle3.serving.experiments import speculation_for
+    from eagle3.serving.servers import Servers
 
     experiment = chosen(settings, name)
     with ExitStack() as stack:
@@ -35,9 +34,10 @@ def keep(settings: Settings, engine: "Engine", name: str) -> None:
         url = servers.url(name, speculation_for(engine, experiment), experiment.compile)
         print(f"{engine} serves {name} at {url}; Ctrl-C ends it", flush=True)
         client = Client(engine, url)
-        while True:
-            time.sleep(_LOOK)
-            client.version()
+        with servers.explaining(name):
+            while True:
+                time.sleep(_LOOK)
+                client.version()
 
 
 def main() -> None:
@@ -51,8 +51,6 @@ def main() -> None:
     measure.add_argument("experiments", nargs="*", help="some of serving.experiments; none: all")
     arguments = parser.parse_args()
     settings = read_settings(arguments.params)
-    # Without this, a plain kill would end the program before it has ended its servers.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
     from eagle3.serving.experiments import measure_engine
 

@@ -10,109 +10,64 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
 
-import requests
-
+from eagle3.data.endpoint import AnswerAborted, Connections, Endpoint, EndpointError, RowRefused
 from eagle3.data.generate import Answered, Request
 from eagle3.decoding.sampling import Sampling
-from eagle3.serving.protocol import OPENAI_PATH, SGLANG_PATH, openai_body, sglang_body, with_end_token
+from eagle3.serving.protocol import names_model
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds that a failing endpoint is left alone; doubled each time
 _GIVE_UP = 600.0  # seconds without an answer from any endpoint
-_TIMEOUT = (10.0, 600.0)  # seconds to connect, and to answer
+_LONGEST_DOUBLING = 16  # of a pause, beyond which none is longer
+_ABORTS = 5  # of one answer, after which its prompt counts as refused
+_ALL_REFUSED = 8  # first prompts refused and none answered: it is not the prompts
 
 
-class EndpointError(Exception):
-    """A request that may succeed elsewhere or later."""
+@dataclass(frozen=True)
+class Refused:
+    """A prompt that no endpoint takes."""
 
-
-@dataclass
-class Endpoint:
-    """One server. `kind` is found out when it is first asked."""
-
-    url: str
-    kind: str = ""
-    model: str = ""
-    failures: int = 0
-    rests_until: float = 0.0
-
-    def complete(self, ids: Sequence[int], max_tokens: int, sampling: Sampling) -> list[int]:
-        """The tokens after `ids`, an end token included.
-
-        Raises:
-            EndpointError: if the server cannot be reached, is overloaded or failing.
-            ValueError: if it refuses the request, or returns no token ids.
-        """
-        if not self.kind:
-            self._recognise()
-        if self.kind == "sglang":
-            answer = self._post(SGLANG_PATH, sglang_body(ids, max_tokens, sampling))
-            return with_end_token(answer["output_ids"], answer["meta_info"]["finish_reason"])
-        choice = self._post(OPENAI_PATH, openai_body(self.model, ids, max_tokens, sampling))["choices"][0]
-        if choice.get("token_ids") is None:
-            raise ValueError(
-                f"{self.url} returns no token ids: tokenising its text again would not give the tokens that "
-                "the target chose; use SGLang, or vLLM 0.10.2 or later"
-            )
-        return list(choice["token_ids"])
-
-    def _recognise(self) -> None:
-        """SGLang has an endpoint of its own; anything else has to speak OpenAI's protocol as vLLM does."""
-        try:
-            found = requests.get(f"{self.url}/get_model_info", timeout=_TIMEOUT)
-            if found.status_code == requests.codes.ok:
-                self.kind = "sglang"
-                return
-            models = requests.get(f"{self.url}/v1/models", timeout=_TIMEOUT)
-        except requests.RequestException as error:
-            raise EndpointError(f"{self.url}: {type(error).__name__}") from error
-        if models.status_code != requests.codes.ok:
-            raise EndpointError(f"{self.url}: status {models.status_code}")
-        self.model = models.json()["data"][0]["id"]
-        self.kind = "openai"
-
-    def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        try:
-            response = requests.post(self.url + path, json=body, timeout=_TIMEOUT)
-        except requests.RequestException as error:
-            raise EndpointError(f"{self.url}: {type(error).__name__}") from error
-        if response.status_code == requests.codes.too_many_requests or response.status_code >= 500:
-            raise EndpointError(f"{self.url}: status {response.status_code}")
-        if response.status_code != requests.codes.ok:
-            raise ValueError(f"{self.url} refuses a request: {response.text[:300]}")
-        try:
-            values: dict[str, Any] = response.json()
-        except ValueError as error:
-            raise EndpointError(f"{self.url}: an answer that is no JSON") from error
-        return values
+    id: str
+    reason: str
 
 
 class Endpoints:
     """Several servers of one model, used in turn."""
 
-    def __init__(self, urls: Sequence[str], say: Callable[[str], None] = print) -> None:
-        self._endpoints = [Endpoint(url.rstrip("/")) for url in urls]
+    def __init__(
+        self, urls: Sequence[str], target: Path | None = None, say: Callable[[str], None] = print
+    ) -> None:
+        """
+        Args:
+            target: the folder of the model that they should serve.
+        """
+        self._connections = Connections()
+        self._endpoints = [Endpoint(url.rstrip("/"), self._connections) for url in urls]
         self._lock = threading.Lock()
-        self._turn, self._say = 0, say
+        self._turn, self._target, self._say = 0, target, say
         self._last_answer = time.monotonic()
         self._stopped = threading.Event()
 
     def stop(self) -> None:
-        """Let waiting requests end soon."""
+        """End the requests under way, and let waiting ones end soon."""
         self._stopped.set()
+        self._connections.cut()
 
     def complete(self, ids: Sequence[int], max_tokens: int, sampling: Sampling) -> list[int]:
         """As `Endpoint.complete`, from whichever endpoint answers.
 
         Raises:
+            RowRefused: if no endpoint takes the prompt, or its answers are ended again and again.
             ValueError: as `Endpoint.complete`, or if no endpoint has answered for a long time.
         """
+        refused_by: set[str] = set()
+        aborted = 0
         while not self._stopped.is_set():
-            endpoint, pause = self._next()
+            endpoint, pause = self._next(refused_by)
             if endpoint is None:
                 if time.monotonic() - self._last_answer > _GIVE_UP:
                     raise ValueError(
@@ -123,33 +78,58 @@ class Endpoints:
                 continue
             try:
                 result = endpoint.complete(ids, max_tokens, sampling)
+            except RowRefused:
+                refused_by.add(endpoint.url)
+                if len(refused_by) == len(self._endpoints):
+                    raise
+                continue
             except EndpointError as error:
+                aborted += isinstance(error, AnswerAborted)
+                if aborted == _ABORTS:
+                    raise RowRefused(f"ended {_ABORTS} times: {error}") from error
                 self._failed(endpoint, error)
                 continue
-            with self._lock:
-                endpoint.failures, self._last_answer = 0, time.monotonic()
+            self._answered(endpoint)
             return result
         raise ValueError("stopped")
 
     def _urls(self) -> list[str]:
         return [endpoint.url for endpoint in self._endpoints]
 
-    def _next(self) -> tuple[Endpoint | None, float]:
+    def _next(self, without: Collection[str]) -> tuple[Endpoint | None, float]:
         """The next endpoint that does not rest, or None and the seconds until one is back."""
         with self._lock:
             now = time.monotonic()
             for offset in range(len(self._endpoints)):
                 endpoint = self._endpoints[(self._turn + offset) % len(self._endpoints)]
-                if endpoint.rests_until <= now:
+                if endpoint.rests_until <= now and endpoint.url not in without:
                     self._turn += offset + 1
                     return endpoint, 0.0
-            return None, min(endpoint.rests_until for endpoint in self._endpoints) - now
+            resting = [each.rests_until for each in self._endpoints if each.url not in without]
+            return None, max(0.0, min(resting) - now)
+
+    def _answered(self, endpoint: Endpoint) -> None:
+        with self._lock:
+            endpoint.failures, self._last_answer = 0, time.monotonic()
+            checked, endpoint.checked = endpoint.checked, True
+        if checked or self._target is None or not endpoint.model:
+            return
+        if not names_model(endpoint.model, self._target):
+            self._say(
+                f"{endpoint.url} serves {endpoint.model}: check that this is the target in {self._target}; "
+                "answers of another model would train a draft for that one"
+            )
 
     def _failed(self, endpoint: Endpoint, error: EndpointError) -> None:
+        """Leave an endpoint alone; requests that were under way when it failed are one failure together."""
         with self._lock:
+            now = time.monotonic()
+            if endpoint.rests_until > now:
+                return
+            doublings = min(endpoint.failures, _LONGEST_DOUBLING)
             endpoint.failures += 1
-            pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (endpoint.failures - 1))
-            endpoint.rests_until = time.monotonic() + pause
+            pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**doublings)
+            endpoint.rests_until = now + pause
         self._say(f"{error}; left alone for {pause:.0f} s")
 
 
@@ -161,9 +141,12 @@ def answer_from_endpoints(
     max_new_tokens: int,
     max_length: int,
     eos_token_ids: frozenset[int],
+    target: Path | None = None,
     say: Callable[[str], None] = print,
-) -> Iterator[Answered]:
+) -> Iterator[Answered | Refused]:
     """Answer every conversation, turn by turn; yields in order of completion, without hidden states.
+
+    Closing the iterator, as an interrupt does, ends the requests that are under way.
 
     Args:
         urls: servers of one model, such as http://127.0.0.1:30000.
@@ -172,14 +155,16 @@ def answer_from_endpoints(
             is the server's affair.
         concurrency: requests in flight at each endpoint.
         eos_token_ids: tokens that end an answer.
+        target: the folder of the model that the endpoints should serve; another name is warned of.
 
     Raises:
-        ValueError: as `Endpoints.complete`.
+        ValueError: as `Endpoints.complete`, but for a prompt that is refused beside others that are answered.
     """
-    endpoints = Endpoints(urls, say)
+    endpoints = Endpoints(urls, target, say)
     waiting = iter(conversations)
+    answered, refused = 0, list[Refused]()  # refused before the first answer
     with ThreadPoolExecutor(concurrency * len(urls)) as pool:
-        running: set[Future[Answered]] = set()
+        running: set[Future[Answered | Refused]] = set()
         try:
             while True:
                 while len(running) < concurrency * len(urls):
@@ -192,10 +177,21 @@ def answer_from_endpoints(
                         )
                     )
                 if not running:
+                    yield from refused
                     return
                 done, running = wait(running, return_when=FIRST_COMPLETED)
                 for future in done:
-                    yield future.result()
+                    result = future.result()
+                    answered += isinstance(result, Answered)
+                    if isinstance(result, Refused) and not answered:
+                        refused.append(result)
+                        if len(refused) == _ALL_REFUSED:
+                            raise ValueError(
+                                f"the first {_ALL_REFUSED} prompts were refused, and none answered; the last "
+                                f"with: {result.reason}"
+                            )
+                        continue
+                    yield result
         finally:
             endpoints.stop()
             for future in running:
@@ -209,7 +205,7 @@ def _converse(
     max_new_tokens: int,
     max_length: int,
     eos_token_ids: frozenset[int],
-) -> Answered:
+) -> Answered | Refused:
     """One conversation; a later turn is asked where the answer before ended by itself and there is room."""
     digest = hashlib.sha256(f"{sampling.seed}:{request.id}".encode()).digest()
     seed = int.from_bytes(digest[:4], "big") >> 1
@@ -218,7 +214,10 @@ def _converse(
     for turn in range(len(request.segments)):
         room = min(max_new_tokens, max_length - len(ids))
         seeded = replace(sampling, seed=seed + turn)
-        answer = _up_to_end(endpoints.complete(ids, room, seeded), eos_token_ids)
+        try:
+            answer = _up_to_end(endpoints.complete(ids, room, seeded), eos_token_ids)
+        except RowRefused as error:
+            return Refused(request.id, str(error))
         spans.append((len(ids), len(ids) + len(answer)))
         ids += answer
         ended = bool(answer) and answer[-1] in eos_token_ids

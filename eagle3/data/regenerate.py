@@ -6,25 +6,28 @@ import json
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
+from eagle3 import paths
 from eagle3.config import RegenerateSettings
 from eagle3.data import chat
 from eagle3.data.earlier import EarlierRow, EarlierRows, forget, set_aside
-from eagle3.data.endpoints import answer_from_endpoints
+from eagle3.data.endpoints import Refused, answer_from_endpoints
 from eagle3.data.generate import Answered, Request, answer
 from eagle3.data.prompt import Prompt
 from eagle3.data.rows import MANIFEST, Row, shard_name, write_hidden_states, write_rows
 from eagle3.decoding.sampling import Sampling
 from eagle3.models.target import Target
-from eagle3.provenance import hash_object, write_json
+from eagle3.provenance import hash_object, write_json, write_jsonl
 
 RESUME_KEY = "resume.json"
+_QUARANTINE = "quarantine-{:05d}.jsonl"  # the prompts of a shard that no server takes, with the reason
 
 
 @dataclass
@@ -35,10 +38,11 @@ class _Group:
     prompts: Sequence[tuple[Prompt, str]]
     earlier: dict[str, EarlierRow] = field(default_factory=dict)
     answered: dict[str, Answered] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)  # reasons
 
     @property
     def complete(self) -> bool:
-        return len(self.earlier) + len(self.answered) == len(self.prompts)
+        return len(self.earlier) + len(self.answered) + len(self.refused) == len(self.prompts)
 
 
 def regenerate(
@@ -99,13 +103,20 @@ def regenerate(
         prompt.id: group for group in missing for prompt, _ in group.prompts if prompt.id not in group.earlier
     }
     started, tokens = time.monotonic(), 0
-    with tqdm(total=len(usable), initial=len(usable) - len(waiting), unit="prompt", desc="regenerate") as bar:
-        for answered in _answers(target, (requests[row_id] for row_id in waiting), settings, sampling):
-            tokens += sum(end - start for start, end in answered.answer_spans)
-            bar.update()
-            bar.set_postfix_str(f"{tokens / (time.monotonic() - started):.0f} tokens/s")
+    asking = _answers(target, (requests[row_id] for row_id in waiting), settings, sampling)
+    with (
+        tqdm(total=len(usable), initial=len(usable) - len(waiting), unit="prompt", desc="regenerate") as bar,
+        closing(asking),  # whatever fails here: requests under way end with it
+    ):
+        for answered in asking:
             group = waiting[answered.id]
-            group.answered[answered.id] = answered
+            bar.update()
+            if isinstance(answered, Refused):
+                group.refused[answered.id] = answered.reason
+            else:
+                group.answered[answered.id] = answered
+                tokens += sum(end - start for start, end in answered.answer_spans)
+            bar.set_postfix_str(f"{tokens / (time.monotonic() - started):.0f} tokens/s")
             if group.complete:
                 _write_group(target, group, settings, rows_folder, hidden_folder)
                 group.answered.clear()
@@ -117,10 +128,10 @@ def regenerate(
 
 def _answers(
     target: Target, requests: Iterator[Request], settings: RegenerateSettings, sampling: Sampling
-) -> Iterator[Answered]:
+) -> Generator[Answered | Refused]:
     """Answers of this machine, or of servers."""
     if not settings.endpoints:
-        return answer(
+        yield from answer(
             target,
             requests,
             sampling,
@@ -129,7 +140,8 @@ def _answers(
             settings.max_length,
             settings.capture_hidden_states,
         )
-    return answer_from_endpoints(
+        return
+    yield from answer_from_endpoints(
         settings.endpoints,
         requests,
         sampling,
@@ -137,6 +149,7 @@ def _answers(
         settings.max_new_tokens,
         settings.max_length,
         target.eos_token_ids,
+        paths.TARGET,
         say=tqdm.write,
     )
 
@@ -145,8 +158,8 @@ def _prepare_folders(rows_folder: Path, hidden_folder: Path, marker: dict[str, s
     """Keep the shards of the same regeneration, set those of other prompts aside, remove all others."""
     path, folders = rows_folder / RESUME_KEY, (rows_folder, hidden_folder)
     found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-    for folder in folders:  # what a kill left of a shard half written
-        for torn in folder.glob(".*.shard-*"):
+    for folder in folders:  # what a kill left of a file half written
+        for torn in (*folder.glob(".*.shard-*"), *folder.glob(".*.quarantine-*")):
             torn.unlink()
     if found == marker:
         return
@@ -158,6 +171,8 @@ def _prepare_folders(rows_folder: Path, hidden_folder: Path, marker: dict[str, s
             folder.mkdir(parents=True)
     else:
         (rows_folder / MANIFEST).unlink(missing_ok=True)
+        for refused in rows_folder.glob("quarantine-*.jsonl"):  # those prompts are asked again
+            refused.unlink()
         set_aside(*folders)
     write_json(path, marker)
 
@@ -202,6 +217,15 @@ def _write_group(
     rows_folder: Path,
     hidden_folder: Path,
 ) -> None:
+    if group.refused:  # before the shard, which marks the group as done
+        write_jsonl(
+            rows_folder / _QUARANTINE.format(group.index),
+            [
+                {"id": prompt.id, "source": prompt.source, "reason": group.refused[prompt.id]}
+                for prompt, _ in group.prompts
+                if prompt.id in group.refused
+            ],
+        )
     kept = list(_rows(target, group, settings))
     if settings.capture_hidden_states:
         states = [
@@ -218,6 +242,8 @@ def _rows(target: Target, group: _Group, settings: RegenerateSettings) -> Iterat
     for prompt, split in group.prompts:
         if prompt.id in group.earlier:
             yield replace(group.earlier[prompt.id].row, source=prompt.source, split=split)
+            continue
+        if prompt.id in group.refused:
             continue
         answered = group.answered[prompt.id]
         if answered.finish_reason == "length" and settings.incomplete == "drop":
@@ -251,6 +277,9 @@ def _summary(folder: Path, left_out: Counter[str]) -> dict[str, Any]:
             counts["answer_tokens"] += sum(end - start for start, end in row["answer_spans"])
             reasons[row["finish_reason"]] += 1
             digests.append((row["id"], row["split"], row["token_ids"]))
+    for path in folder.glob("quarantine-*.jsonl"):
+        with path.open(encoding="utf-8") as stream:
+            left_out["refused by the endpoints"] += sum(1 for _ in stream)
     return {
         "rows": counts["train"] + counts["validation"],
         "train": counts["train"],

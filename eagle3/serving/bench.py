@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from eagle3 import paths
@@ -13,11 +14,13 @@ from eagle3.config import HeadMethod, MethodSettings, Settings
 from eagle3.decoding.generation import Decoder, Generation, Round, rounds_of_lengths
 from eagle3.decoding.sampling import Sampling
 from eagle3.measure.bench import Bench
-from eagle3.models.formats import read_draft_files
+from eagle3.models.formats import ARCHITECTURES, INDEX, PICKLED, WEIGHTS, read_draft_files, read_values
 from eagle3.models.target import Target
+from eagle3.provenance import hash_object
 from eagle3.serving.client import Client
-from eagle3.serving.engines import Engine, Option, Service, Speculation, command, translate
-from eagle3.serving.server import free_port, launch
+from eagle3.serving.engines import Engine, Speculation
+from eagle3.serving.metrics import rounds_of
+from eagle3.serving.servers import Servers
 
 if TYPE_CHECKING:
     from eagle3.tuning.space import Configuration
@@ -26,21 +29,37 @@ if TYPE_CHECKING:
 class ServedDecoder:
     """A server as a decoder.
 
-    The times of a round's parts are inside the server: the whole round is between the parts. Drafts accepted
-    beyond the end of an answer are not seen.
+    The times of a round's parts are inside the server: the whole round is between the parts. For what is
+    known of the rounds see `metrics.rounds_of`.
     """
 
-    def __init__(self, name: str, client: Client, speculation: Speculation | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        client: Client,
+        speculation: Speculation | None,
+        explaining: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        """
+        Args:
+            explaining: entered around every request; adds to a ServerError what became of the server.
+        """
         self.name = name
-        self._client, self._speculation = client, speculation
+        self._client, self._speculation, self._explaining = client, speculation, explaining
 
     def generate(self, prompt_ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Generation:
         """See `Decoder.generate`; the prefill ends with the first token's arrival."""
-        answer = self._client.stream(prompt_ids, max_new_tokens, sampling)
+        with self._explaining():
+            answer = self._client.stream(prompt_ids, max_new_tokens, sampling)
         tree = self._speculation
         rounds: tuple[Round, ...] = ()
         if tree is not None:
-            rounds = rounds_of_lengths(answer.produced, tree.num_draft_tokens, tree.num_steps)
+            known = rounds_of(answer, len(prompt_ids), tree.num_steps)
+            lengths = rounds_of_lengths(known.produced, tree.num_draft_tokens, tree.num_steps)
+            rounds = tuple(
+                replace(each, accepted=accepted)
+                for each, accepted in zip(lengths, known.accepted, strict=True)
+            )
         return Generation(
             answer.token_ids,
             answer.finish_reason,
@@ -50,99 +69,61 @@ class ServedDecoder:
         )
 
 
-class Servers(AbstractContextManager["Servers"]):
-    """Servers of one engine by name, started when first asked for and ended together."""
-
-    def __init__(self, settings: Settings, engine: Engine) -> None:
-        self._settings, self._engine = settings.serving, engine
-        self._dtype, self._logs = settings.evaluate.dtype, paths.RUNS / "serving"
-        self._own = self._settings.engine(engine)
-        self._options = translate(engine, self._own.options, print)
-        self._running: dict[str, ExitStack] = {}
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        with ExitStack() as stack:  # ends all of them, also where one fails to end
-            for name in list(self._running):
-                stack.callback(self.stop, name)
-
-    def url(
-        self,
-        name: str,
-        speculation: Speculation | None,
-        compiled: bool = False,
-        options: Mapping[str, Option] | None = None,
-    ) -> str:
-        """The URL of a server that serves this, started now unless params.yaml names one that runs.
-
-        Args:
-            options: beside those of params.yaml.
-
-        Raises:
-            ValueError, ServerError: as `launch` and `command`.
-        """
-        if name in self._own.urls:
-            return self._own.urls[name]
-        self.stop(name)  # of an earlier trial
-        service = Service(paths.TARGET, self._dtype, speculation, compiled)
-        taken = len(self._running)  # several servers at once take the ports that follow
-        port = self._settings.port + taken if self._settings.port else free_port(self._settings.host)
-        words = command(
-            self._engine,
-            Path(self._own.python),
-            service,
-            self._settings.host,
-            port,
-            {**self._options, **(options or {})},
-        )
-        print(f"starting {self._engine} for {name} on port {port}")
-        stack = ExitStack()
-        url = stack.enter_context(
-            launch(
-                words,
-                self._settings.host,
-                port,
-                self._logs / f"{self._engine}-{name.replace('/', '-')}.log",  # a tree is called 2/3/6
-                environment=self._own.environment,
-                timeout=self._settings.start_timeout,
-            )
-        )
-        self._running[name] = stack
-        return url
-
-    def stop(self, name: str) -> None:
-        """End the server of that name, where one was started."""
-        stack = self._running.pop(name, None)
-        if stack is not None:
-            stack.close()
-
-
 class ServedBench(Bench):
     """As `Bench`, with every decoder a server; the native target still checks the outputs."""
 
     @classmethod
-    def start(cls, settings: Settings, engine: Engine, target: Target, stack: ExitStack) -> ServedBench:
-        """A bench whose servers end with the stack; they start when a decoder is asked for."""
-        return cls(target, paths.DRAFTS, engine, stack.enter_context(Servers(settings, engine)))
+    def start(
+        cls,
+        settings: Settings,
+        engine: Engine,
+        target: Target,
+        stack: ExitStack,
+        together: Sequence[str] | None = None,
+    ) -> ServedBench:
+        """A bench whose servers end with the stack; they start when a decoder is asked for.
 
-    def __init__(self, target: Target, drafts: Path, engine: Engine, servers: Servers) -> None:
+        Args:
+            together: the decoders that will be compared; None for a sweep, whose held-out comparison has
+                vanilla, the finalists and a default tree at least.
+
+        Raises:
+            ValueError: if their servers do not fit the GPU together.
+        """
+        servers = Servers(settings, engine)
+        if together is None:
+            finalists = settings.sweep.held_out.finalists
+            together = ["vanilla", "a default tree", *(f"finalist {number}" for number in range(finalists))]
+        servers.check_memory(together)
+        own = settings.serving.engine(engine)
+        serving = {
+            "options": dict(own.options),
+            "environment": hash_object(own.environment),  # may hold secrets
+            "urls": dict(own.urls),
+        }
+        return cls(target, paths.DRAFTS, engine, stack.enter_context(servers), serving)
+
+    def __init__(
+        self, target: Target, drafts: Path, engine: Engine, servers: Servers, serving: dict[str, Any]
+    ) -> None:
+        """
+        Args:
+            serving: how the servers are started or found, as an evaluation records it.
+        """
         super().__init__(target, drafts, target.dtype)
-        self._engine, self._servers = engine, servers
+        self._engine, self._servers, self._serving = engine, servers, serving
         self._version = ""
 
     def describe(self) -> dict[str, Any]:
         """See `Bench.describe`; the version is known once a server runs."""
-        return {"engine": self._engine, "version": self._version}
+        return {"engine": self._engine, "version": self._version, "serving": self._serving}
 
     def vanilla(self, batch_size: int = 1) -> Decoder:
         """The baseline, served without a draft, and never through torch.compile: a row that is compiles the
-        target too.
+        target too. It opens a comparison: the servers of the one before are ended.
         """
         assert batch_size == 1, "settings refuse batches of a served sweep"
+        self._servers.stop_all()
         return self._served("vanilla", None)
 
     def decoder(self, method: MethodSettings) -> Decoder:
@@ -167,11 +148,21 @@ class ServedBench(Bench):
 
     def _served(self, name: str, speculation: Speculation | None, compiled: bool = False) -> Decoder:
         client = Client(self._engine, self._servers.url(name, speculation, compiled))
-        self._version = self._version or client.version()
-        return ServedDecoder(name, client, speculation)
+        with self._servers.explaining(name):
+            self._version = self._version or client.version()
+        return ServedDecoder(name, client, speculation, partial(self._servers.explaining, name))
 
 
 def speculation_of(folder: Path, num_steps: int, topk: int, num_draft_tokens: int) -> Speculation:
-    """A draft's folder and tree, with the family that its files tell."""
-    family = read_draft_files(folder).family
+    """A draft's folder and tree, with the family that its config.json tells, or else its tensors.
+
+    Raises:
+        ValueError: if there is no draft.
+    """
+    values = read_values(folder)
+    if not any((folder / name).exists() for name in (WEIGHTS, INDEX, PICKLED)):
+        raise ValueError(f"{folder}: {WEIGHTS} is missing; the training that writes it has not finished")
+    named = (values.get("architectures") or [None])[0]
+    families = {architecture: family for family, architecture in ARCHITECTURES.items()}
+    family = families.get(named) or read_draft_files(folder).family
     return Speculation(family, folder, num_steps, topk, num_draft_tokens)

@@ -48,8 +48,9 @@ class Streamed:
 
     @property
     def produced(self) -> tuple[int, ...]:
-        """Tokens of each step after the prefill."""
-        return self.pieces[1:]
+        """Tokens of each piece after the prefill's token, which may have come together with the next ones."""
+        first = self.pieces[0] - 1
+        return (first, *self.pieces[1:]) if first else self.pieces[1:]
 
 
 class Client:
@@ -58,7 +59,8 @@ class Client:
     def __init__(self, engine: Engine, url: str) -> None:
         self.engine, self.url = engine, url.rstrip("/")
         self._session = requests.Session()
-        self._model = "" if engine == "sglang" else self._get("/v1/models").json()["data"][0]["id"]
+        served = {} if engine == "sglang" else self._get("/v1/models").json()["data"][0]
+        self._model, self._root = served.get("id", ""), served.get("root") or ""
 
     def stream(self, ids: Sequence[int], max_new_tokens: int, sampling: Sampling) -> Streamed:
         """Answer a prompt of token ids.
@@ -122,6 +124,12 @@ class Client:
         if self.engine == "sglang":
             return str(self.server_info()["version"])
         return str(self._get("/version").json()["version"])
+
+    def model_path(self) -> str:
+        """The path or name of the model that is served; empty where the server does not tell."""
+        if self.engine == "sglang":
+            return str(self.server_info().get("model_path") or "")
+        return str(self._root)
 
     def server_info(self) -> dict[str, Any]:
         """SGLang's /server_info: its settings and averages."""

@@ -27,7 +27,6 @@ _TRANSLATED: dict[Engine, dict[str, dict[str, Option]]] = {
             "cuda-graph-backend-decode": "disabled",
             "cuda-graph-backend-prefill": "disabled",
         },
-        "speculative-draft-model": {"speculative-draft-model-path": None},
     },
     "vllm": {},
 }
@@ -42,6 +41,7 @@ _OWN: dict[Engine, tuple[str, ...]] = {
         "enable-metrics",
         "enable-torch-compile",
         "speculative-algorithm",
+        "speculative-draft-model",  # its older name
         "speculative-draft-model-path",
         "speculative-num-steps",
         "speculative-eagle-topk",

@@ -21,13 +21,15 @@ from eagle3.measure.lock import timing_lock
 from eagle3.measure.prompts import task_prompts
 from eagle3.measure.rendering import ChatRenderer
 from eagle3.models.target import Target
-from eagle3.provenance import fingerprint_code, fingerprint_machine, hash_tree, write_json
-from eagle3.serving.agreement import STATE_TOLERANCE, agree, state_difference
-from eagle3.serving.bench import Servers, speculation_of
+from eagle3.provenance import fingerprint_code, fingerprint_machine, hash_tree
+from eagle3.serving.agreement import agree, state_difference
+from eagle3.serving.bench import speculation_of
 from eagle3.serving.client import Client
 from eagle3.serving.engines import Engine, Speculation
 from eagle3.serving.load import answer_all
-from eagle3.serving.metrics import reconcile, summarise
+from eagle3.serving.metrics import reconcile, reconcile_average, summarise
+from eagle3.serving.results import read_part, with_earlier, write_part
+from eagle3.serving.servers import Servers
 from eagle3.tracking import Tracker
 
 Prompts = list[tuple[str, list[int]]]  # name and token ids
@@ -50,74 +52,79 @@ def measure_engine(
 ) -> dict[str, Any]:
     """Measure the experiments one server after the other; writes the engine's part of reports/serving.json.
 
-    An experiment whose server does not start is recorded with the reason, and the others go on.
+    The part is written after every experiment, and keeps the rows of others that were measured alike. An
+    experiment whose server does not start is recorded with the reason, and the others go on.
 
     Raises:
-        ValueError: if none could be measured.
+        ValueError: before anything starts, if a draft is missing; at the end, if none could be measured.
     """
-    wanted, dtype = settings.serving, settings.evaluate.dtype
-    exact = dtype == "float32"  # else differences are rounding's, and say nothing
+    dtype = settings.evaluate.dtype
+    speculations = [speculation_for(engine, experiment) for experiment in experiments]
     target = Target.load(paths.TARGET, getattr(torch, dtype), device)
     bench, prompts = Bench(target, paths.DRAFTS, target.dtype), _prompts(settings, target)
-    rows: list[dict[str, Any]] = []
-    version = ""
+    earlier = read_part(paths.SERVING, engine)
+    part = {**_conditions(settings, engine, len(prompts)), "hidden_state_difference": None, "experiments": []}
+    rows: list[dict[str, Any]] = part["experiments"]
     with ExitStack() as stack:
         stack.enter_context(timing_lock())
         servers = stack.enter_context(Servers(settings, engine))
-        for experiment in experiments:
+        for experiment, speculation in zip(experiments, speculations, strict=True):
+            name = experiment.name
             try:
-                speculation = speculation_for(engine, experiment)
-                url = servers.url(experiment.name, speculation, experiment.compile)
-                row = _measure(settings, engine, url, experiment, speculation, prompts, bench)
-                version = row.pop("version")
+                url = servers.url(name, speculation, experiment.compile)
+                with servers.explaining(name):
+                    row = _measure(settings, engine, url, experiment, speculation, prompts, bench)
+                part["version"] = row.pop("version")
             except ValueError as error:
-                print(f"{experiment.name} on {engine}: {error}")
-                rows.append({"name": experiment.name, "unavailable": str(error).splitlines()[0]})
+                print(f"{name} on {engine}: {error}")
+                rows.append({"name": name, "unavailable": str(error).splitlines()[0]})
             else:
                 rows.append(row)
                 print(_line(row))
-            servers.stop(experiment.name)
-        measured = [row for row in rows if "levels" in row]
-        if not measured:
+            servers.stop(name)
+            if part["version"]:
+                write_part(paths.SERVING, engine, with_earlier(part, earlier))
+        if not part["version"]:
             raise ValueError(f"no experiment could be measured on {engine}; the reasons are above")
-        states = None
-        if exact:
+        if dtype == "float32":  # else differences are rounding's, and say nothing
             try:
-                states = _states(engine, experiments, servers, prompts, target)
+                part["hidden_state_difference"] = _states(engine, experiments, servers, prompts, target)
             except ValueError as error:
                 print(f"hidden states on {engine}: {error}")
-    result: dict[str, Any] = {
-        "version": version,
-        "dtype": dtype,
-        "timed": wanted.engine(engine).timed,
-        "prompts": len(prompts),
+    result = with_earlier(part, earlier)
+    write_part(paths.SERVING, engine, result)
+    _track(settings, engine, result)
+    print(f"{paths.SERVING} has {engine}'s part")
+    return result
+
+
+def _conditions(settings: Settings, engine: Engine, prompts: int) -> dict[str, Any]:
+    """What all rows have in common; the version is known when a server runs."""
+    wanted = settings.serving
+    own = wanted.engine(engine)
+    drafts = {item.draft for item in wanted.experiments if item.draft is not None}
+    return {
+        "version": "",
+        "dtype": settings.evaluate.dtype,
+        "timed": own.timed,
+        "tasks": list(wanted.tasks),
+        "prompts": prompts,
         "max_new_tokens": wanted.max_new_tokens,
-        **{
-            key: all(row["agreement"][key] for row in measured) if exact else None
-            for key in ("tokens_equal", "acceptance_equal")
-        },
-        "hidden_states_equal": None if states is None else states <= STATE_TOLERANCE,
-        "hidden_state_difference": states,
-        "experiments": rows,
         "machine": fingerprint_machine(),
         "origin": {
             "command": f"python experiments/serving.py measure {engine}",
-            "options": dict(wanted.engine(engine).options),
-            "environment": sorted(wanted.engine(engine).environment),
+            # As the file has them: a tuple of options is a list there.
+            "options": json.loads(json.dumps(own.options)),
+            "environment": sorted(own.environment),
             "target": hash_tree(paths.TARGET),
             "drafts": {
-                item.draft: hash_tree(paths.DRAFTS / item.draft)
-                for item in experiments
-                if item.draft is not None
+                name: hash_tree(paths.DRAFTS / name)
+                for name in sorted(drafts)
+                if (paths.DRAFTS / name).is_dir()
             },
             **fingerprint_code(paths.REPORTS.resolve().parent),
         },
     }
-    known = json.loads(paths.SERVING.read_text(encoding="utf-8")) if paths.SERVING.is_file() else {}
-    write_json(paths.SERVING, {**known, engine: result})
-    _track(settings, engine, result)
-    print(f"{paths.SERVING} has {engine}'s part")
-    return result
 
 
 def native_decoder(bench: Bench, speculation: Speculation | None) -> Decoder:
@@ -152,7 +159,8 @@ def _measure(
     ids = [item for _, item in prompts]
     lengths = [len(item) for item in ids]
     depth = None if speculation is None else speculation.num_steps
-    answer_all(engine, url, ids[:2], min(8, wanted.max_new_tokens), 1)  # untimed, to warm it up
+    # Untimed, to warm it up.
+    given, _ = answer_all(engine, url, ids[:2], min(8, wanted.max_new_tokens), 1)
     levels, single = [], None
     for concurrency in wanted.concurrency:
         before = client.prometheus()
@@ -161,9 +169,11 @@ def _measure(
         levels.append(
             {"concurrency": concurrency, **summarise(answers, lengths, seconds, depth), "counters": counters}
         )
+        given += answers
         single = answers if concurrency == 1 else single
     if single is None:
         single, _ = answer_all(engine, url, ids, wanted.max_new_tokens, 1)
+        given += single
     row: dict[str, Any] = {
         "name": experiment.name,
         "version": client.version(),
@@ -177,8 +187,13 @@ def _measure(
     }
     if engine == "sglang" and speculation is not None:
         states = client.server_info().get("internal_states") or [{}]
-        # An average that the server logs now and then, warm-up included: shown, and compared with nothing.
-        row["server_accept_length"] = states[0].get("avg_spec_accept_length")
+        average = reconcile_average(given, states[0].get("avg_spec_accept_length"))
+        row["server_accept_length"] = average
+        if average is not None and not average["agree"]:
+            print(
+                f"{experiment.name}: {average['server']:.2f} tokens a verification by {url}/server_info, "
+                f"{average['requests']:.2f} by its answers"
+            )
     return row
 
 

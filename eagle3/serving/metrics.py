@@ -16,18 +16,36 @@ from eagle3.measure.acceptance import Rounds, conditional_acceptance, mean_accep
 from eagle3.serving.client import Streamed
 from eagle3.serving.engines import Engine
 
+# The part by which SGLang's average over whole lines of its log may differ from that of all verifications.
+_AVERAGE_TOLERANCE = 0.1
+
 
 def rounds_of(answer: Streamed, prompt_tokens: int, num_steps: int) -> Rounds:
     """The verification rounds of an answer that was decoded with a draft.
 
-    SGLang tells the accepted drafts of all rounds as a histogram, before clipping at the end of the answer;
-    their order is lost. From other engines they are the tokens of a round less the bonus token.
+    SGLang tells their number and a histogram of their accepted drafts, before clipping at the end of the
+    answer. Where the pieces of the stream are fewer, because some came together, the rounds are made of
+    these, the longest first: their number and sums are right, and their order is lost. From other engines
+    the rounds are the pieces, and their accepted drafts the tokens less the bonus token.
     """
+    produced, verifications = answer.produced, answer.meta.get("spec_verify_ct")
     histogram: Sequence[int] = answer.meta.get("spec_correct_drafts_histogram") or ()
-    accepted = tuple(number for number, count in enumerate(histogram) for _ in range(count))
-    if len(accepted) != len(answer.produced):
-        accepted = tuple(produced - 1 for produced in answer.produced)
-    return Rounds(answer.produced, accepted, (num_steps,) * len(accepted), prompt_tokens)
+    told = sorted((number for number, count in enumerate(histogram) for _ in range(count)), reverse=True)
+    tokens = sum(produced)
+    if verifications is None or verifications == len(produced):
+        accepted = [count - 1 for count in produced]
+        beyond = sum(told) - sum(accepted)
+        if len(told) == len(accepted) and accepted and beyond > 0:
+            accepted[-1] += beyond  # the end of the answer cut them off
+    elif len(told) == verifications and 0 <= sum(told) + verifications - tokens <= told[0]:
+        accepted = told
+        # What the end cut off is of one round, which the longest can only have been as long as.
+        produced = (told[0] + 1 - (sum(told) + verifications - tokens), *(count + 1 for count in told[1:]))
+    else:
+        each, more = divmod(tokens, verifications)
+        produced = tuple(each + (number < more) for number in range(verifications))
+        accepted = [max(0, count - 1) for count in produced]
+    return Rounds(produced, tuple(accepted), (num_steps,) * len(accepted), prompt_tokens)
 
 
 def summarise(
@@ -110,6 +128,30 @@ def reconcile(
     return {
         **{name: {"requests": mine, "server": theirs} for name, (mine, theirs) in counts.items()},
         "agree": all(mine == theirs for mine, theirs in counts.values()),
+    }
+
+
+def reconcile_average(answers: Sequence[Streamed], server: float | None) -> dict[str, Any] | None:
+    """SGLang's average of tokens a verification beside that of the answers; None where either is missing.
+
+    Args:
+        answers: all that the server has given since its start, the warm-up included.
+        server: its avg_spec_accept_length. It grows at the lines of the server's log alone, so that the last
+            verifications may be missing: that is what the tolerance is for.
+
+    Returns:
+        Both, their "difference", and whether they "agree". Neither clips at the end of an answer.
+    """
+    rounds = [rounds_of(answer, 0, 0) for answer in answers]
+    verifications = sum(len(each.accepted) for each in rounds)
+    if server is None or not verifications:
+        return None
+    mine = sum(sum(each.accepted) for each in rounds) / verifications + 1
+    return {
+        "requests": mine,
+        "server": server,
+        "difference": server - mine,
+        "agree": abs(server - mine) <= _AVERAGE_TOLERANCE * mine,
     }
 
 

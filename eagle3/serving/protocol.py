@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from eagle3.decoding.sampling import Sampling
 
 SGLANG_PATH, OPENAI_PATH = "/generate", "/v1/completions"
+
+
+def names_model(told: str, folder: Path) -> bool:
+    """Whether what a server calls its model can be the one in a folder.
+
+    It can by the folder's name, and for a prepared target by the source that its target.json keeps.
+    """
+    names = {folder.name}
+    prepared = folder / "target.json"
+    if prepared.is_file():
+        source = str(json.loads(prepared.read_text(encoding="utf-8"))["source"])
+        names.add(Path(source.partition(":")[2] or source).name)
+    return Path(told).name.casefold() in {name.casefold() for name in names}
 
 
 def sglang_body(ids: Sequence[int], max_tokens: int, sampling: Sampling) -> dict[str, Any]:

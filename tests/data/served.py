@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +20,12 @@ class Server(ThreadingHTTPServer):
     """Answers with `decoder`, vanilla where none is given; a stream has a piece for every round.
 
     `fail` requests are answered with 503 first, `hang_up` further ones by closing the connection; `most` is
-    the largest number of requests that were in flight together.
+    the largest number of requests that were in flight together. A stream's events come together by `merge`,
+    as from a loaded server.
+
+    `abort` answers are ended as SGLang does when it is told to, with status 200; prompts with the token
+    `refused` get the status `refusal`; the first `starting` GETs a page that is no JSON; answers after the
+    first `unheld` wait until `held` is set.
     """
 
     daemon_threads = True
@@ -30,9 +36,18 @@ class Server(ThreadingHTTPServer):
         self.decoder = decoder or VanillaDecoder(target)
         self.verifications = self.generated = 0
         self.fail, self.hang_up, self.token_ids = 0, 0, True
+        self.abort = self.starting = 0
+        self.refused, self.refusal = -1, 400
+        self.info: dict[str, Any] = {}  # of /server_info, beside what is always there
+        self.unheld, self.held = 10**6, threading.Event()
         self.seen: list[dict[str, Any]] = []
-        self.running, self.most = 0, 0
+        self.running, self.most, self.merge = 0, 0, 1
         self.decoding, self.counting = threading.Lock(), threading.Lock()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that hangs up is no error here."""
+        if not isinstance(sys.exc_info()[1], BrokenPipeError | ConnectionResetError):
+            super().handle_error(request, client_address)
 
     @property
     def url(self) -> str:
@@ -43,12 +58,16 @@ class _Handler(BaseHTTPRequestHandler):
     server: Server
 
     def do_GET(self) -> None:
-        if self.path == "/get_model_info" and self.server.protocol == "sglang":
+        if self.server.starting > 0 and self.path != "/get_model_info":
+            self.server.starting -= 1
+            self._send(b"<html>starting</html>", 200)
+        elif self.path == "/get_model_info" and self.server.protocol == "sglang":
             self._answer({"model_path": "tiny"})
         elif self.path == "/v1/models" and self.server.protocol == "openai":
             self._answer({"data": [{"id": "tiny"}]})
         elif self.path == "/server_info" and self.server.protocol == "sglang":
-            self._answer({"version": "0.0.sglang", "internal_states": [{"avg_spec_accept_length": 1.5}]})
+            states = [{"avg_spec_accept_length": 1.5}]
+            self._answer({"version": "0.0.sglang", "internal_states": states, **self.server.info})
         elif self.path == "/version" and self.server.protocol == "openai":
             self._answer({"version": "0.0.vllm"})
         elif self.path == "/metrics":
@@ -62,6 +81,8 @@ class _Handler(BaseHTTPRequestHandler):
         with server.counting:
             server.running += 1
             server.most = max(server.most, server.running)
+            abort = server.abort > 0
+            server.abort -= abort
             fail, hang_up = server.fail > 0, server.fail == 0 and server.hang_up > 0
             server.fail -= fail
             server.hang_up -= hang_up
@@ -71,6 +92,12 @@ class _Handler(BaseHTTPRequestHandler):
                 self._answer({"error": "busy"}, 503)
             elif hang_up:
                 self.connection.close()
+            elif server.refused in (body.get("input_ids") or body.get("prompt")):
+                self._answer({"error": "this prompt is not taken"}, server.refusal)
+            elif abort:
+                finish = {"type": "abort", "message": "Aborted"}
+                meta = {"meta_info": {"finish_reason": finish}, "output_ids": [5]}
+                self._answer({**meta, "choices": [{"token_ids": [5], "finish_reason": "abort"}]})
             else:
                 self._generate(body)
         finally:
@@ -84,7 +111,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _generate(self, body: dict[str, Any]) -> None:
         server = self.server
-        server.seen.append(body)
+        with server.counting:
+            server.seen.append(body)
+            held = len(server.seen) > server.unheld
+        if held:
+            server.held.wait(60)
         sglang = self.path == "/generate"
         values = body["sampling_params"] if sglang else body
         seed = values["sampling_seed"] if sglang else values["seed"]
@@ -117,19 +148,21 @@ class _Handler(BaseHTTPRequestHandler):
         rounds = generation.rounds
         pieces = [1, *(generation.acceptance_lengths or (1,) * (len(tokens) - 1))]
         histogram = [0] * 9
-        done = 0
+        done = sent = 0
         for number, piece in enumerate(pieces):
-            fresh, last = tokens[done : done + piece], number == len(pieces) - 1
-            done += piece
+            done, last = done + piece, number == len(pieces) - 1
+            if sglang and rounds:
+                histogram[rounds[number - 1].accepted] += number > 0
+            if (number + 1) % self.server.merge and not last:
+                continue
+            fresh, sent = tokens[sent:done], done
             if not sglang:
                 self._event({"choices": [{"token_ids": fresh, "finish_reason": reason if last else None}]})
                 continue
             finish = {"type": reason, **({"matched": tokens[-1]} if reason == "stop" else {})}
             meta: dict[str, Any] = {"completion_tokens": done, "finish_reason": finish if last else None}
-            if rounds:
-                histogram[rounds[number - 1].accepted] += number > 0
-                if last:
-                    meta |= {"spec_verify_ct": number, "spec_correct_drafts_histogram": list(histogram)}
+            if rounds and last:
+                meta |= {"spec_verify_ct": number, "spec_correct_drafts_histogram": list(histogram)}
             # As SGLang, which passes a list that may have grown since: the count is what holds.
             self._event({"output_ids": tokens[: done + 1], "meta_info": meta})
         self.wfile.write(b"data: [DONE]\n\n")
@@ -154,7 +187,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def _answer(self, values: dict[str, Any], status: int = 200) -> None:
-        content = json.dumps(values).encode()
+        self._send(json.dumps(values).encode(), status)
+
+    def _send(self, content: bytes, status: int) -> None:
         self.send_response(status)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()

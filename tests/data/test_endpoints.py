@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import json
+import threading
+import time
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from eagle3.config import parse_settings
-from eagle3.data import endpoints
-from eagle3.data.endpoints import answer_from_endpoints
+from eagle3.data import chat, endpoints, regenerate
+from eagle3.data.endpoint import EndpointError, RowRefused
+from eagle3.data.endpoints import Endpoints, Refused, answer_from_endpoints
 from eagle3.data.generate import Answered, Request, answer
+from eagle3.data.prompt import Prompt
 from eagle3.data.rows import read_rows
 from eagle3.decoding.sampling import Sampling
 from eagle3.models.target import Target
@@ -56,7 +61,7 @@ def served(
     answers = answer_from_endpoints(
         urls, REQUESTS, sampling, concurrency, 8, 60, target.eos_token_ids, say=lambda _: None
     )
-    found = {answered.id: answered for answered in answers}
+    found = {answered.id: answered for answered in answers if isinstance(answered, Answered)}
     assert len(found) == len(REQUESTS)
     return found
 
@@ -115,6 +120,149 @@ def test_text_without_token_ids_is_refused(target: Target) -> None:
         server.token_ids = False
         with pytest.raises(ValueError, match="returns no token ids"):
             served(target, server.url)
+
+
+def test_an_answer_that_the_server_ended_is_asked_again(target: Target, server: Server) -> None:
+    server.abort = 3
+    assert served(target, server.url) == local(target)
+
+
+def test_a_prompt_whose_answers_are_always_ended_is_refused(target: Target, server: Server) -> None:
+    server.abort = 10**6
+    with pytest.raises(RowRefused, match=r"ended 5 times: .* ended with abort"):
+        Endpoints([server.url], say=lambda _: None).complete([1, 2], 4, GREEDY)
+
+
+def test_a_server_that_lists_no_model_yet_is_asked_again(target: Target) -> None:
+    with serving(target, "openai") as server:
+        server.starting = 2
+        assert served(target, server.url) == local(target)
+
+
+@pytest.mark.parametrize(
+    ("status", "message"), [(401, "asks for a key"), (403, "does not let"), (404, "without a path")]
+)
+def test_a_status_that_is_about_the_endpoint_ends_the_run(
+    target: Target, server: Server, status: int, message: str
+) -> None:
+    server.refused, server.refusal = 17, status
+    with pytest.raises(ValueError, match=f"{server.url}: status {status}: .*{message}"):
+        served(target, server.url)
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_a_refused_prompt_is_set_aside_and_the_rest_goes_on(
+    target: Target, server: Server, status: int
+) -> None:
+    bad = Request("bad", ((299, 1, 2),))
+    server.refused, server.refusal = 299, status
+    found = list(
+        answer_from_endpoints([server.url], [bad, *REQUESTS], GREEDY, 1, 8, 60, target.eos_token_ids)
+    )
+    refused = [item for item in found if isinstance(item, Refused)]
+    assert [item.id for item in refused] == ["bad"]
+    assert f"status {status}" in refused[0].reason
+    assert {item.id for item in found} == {"bad", *(request.id for request in REQUESTS)}
+
+
+def test_another_endpoint_may_take_what_one_refuses(target: Target, server: Server) -> None:
+    with serving(target, "sglang") as other:
+        other.refused = 17
+        assert served(target, other.url, server.url) == local(target)
+
+
+def test_where_every_prompt_is_refused_it_is_not_the_prompts(target: Target, server: Server) -> None:
+    server.refused = 17  # in every one
+    with pytest.raises(ValueError, match=r"the first 8 prompts were refused, and none answered; .*not taken"):
+        served(target, server.url)
+
+
+def test_requests_that_fail_together_are_one_failure_and_pauses_have_an_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(endpoints, "_FIRST_PAUSE", 30.0)
+    monkeypatch.setattr(endpoints, "_LONGEST_PAUSE", 60.0)
+    said: list[str] = []
+    several = Endpoints(["http://127.0.0.1:9"], say=said.append)
+    endpoint, _ = several._next(())
+    assert endpoint is not None
+    for _ in range(32):
+        several._failed(endpoint, EndpointError("gone"))
+    assert said == ["gone; left alone for 30 s"]
+    endpoint.failures, endpoint.rests_until = 5000, 0.0
+    several._failed(endpoint, EndpointError("gone"))
+    assert said[-1] == "gone; left alone for 60 s"
+
+
+def test_another_models_name_is_said(target: Target, server: Server, tmp_path: Path) -> None:
+    """Once: paths differ between machines, so that it decides nothing."""
+    said: list[str] = []
+    for name in ("Tiny", "other"):
+        folder = tmp_path / name
+        several = Endpoints([server.url], folder, said.append)
+        for _ in range(2):
+            several.complete([1, 2], 4, GREEDY)
+    assert len(said) == 1
+    assert f"serves tiny: check that this is the target in {tmp_path / 'other'}" in said[0]
+    (folder / "target.json").parent.mkdir()
+    (folder / "target.json").write_text(json.dumps({"source": "hf:maker/tiny"}))
+    Endpoints([server.url], folder, said.append).complete([1, 2], 4, GREEDY)
+    assert len(said) == 1
+
+
+def test_an_interrupt_ends_the_requests_under_way(target: Target, server: Server) -> None:
+    server.unheld = 1
+    of_one_turn = REQUESTS[::3]
+    answers = answer_from_endpoints([server.url], of_one_turn, GREEDY, 3, 8, 60, target.eos_token_ids)
+    assert isinstance(answers, Generator)
+    next(answers)
+    while server.running < 2:
+        time.sleep(0.01)
+    answers.close()
+    assert server.running == 2, "closing waits for no answer: the server still holds two back"
+    server.held.set()
+
+
+def test_an_interrupt_while_a_shard_is_written_ends_them_too(
+    target: Target, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(regenerate, "_write_group", interrupted)
+    server.unheld = 1
+    with pytest.raises(KeyboardInterrupt) as kept:
+        Workspace(tmp_path, target).run(
+            {"capture_hidden_states": False, "group_size": 1, "endpoints": (server.url,), "concurrency": 3},
+            PROMPTS[::3],  # of one turn
+        )
+    assert kept.tb is not None, "which holds whatever was not closed"
+    assert not [each for each in threading.enumerate() if each.name.startswith("ThreadPoolExecutor")]
+    server.held.set()
+
+
+def test_a_refused_row_is_in_quarantine_with_its_reason_and_counted(
+    target: Target, server: Server, tmp_path: Path
+) -> None:
+    """And the same command again asks nothing."""
+    workspace = Workspace(tmp_path, target)
+    changes: dict[str, Any] = {"temperature": 0.0, "capture_hidden_states": False, "concurrency": 2}
+    prompts = [*PROMPTS[:6], (Prompt("bad", "source-0", ("@@@",), None), "train"), *PROMPTS[6:]]
+    rendered = {
+        prompt.id: set(chat.render_prompt(target.tokenizer, chat.conversation(prompt.turns)))
+        for prompt, _ in prompts
+    }
+    others = set().union(*(ids for name, ids in rendered.items() if name != "bad"))
+    server.refused = min(rendered["bad"] - others)
+    manifest = workspace.run({**changes, "endpoints": (server.url,)}, prompts)
+    assert manifest["left_out"] == {"refused by the endpoints": 1}
+    assert [row.id for row in read_rows(workspace.rows)] == [prompt.id for prompt, _ in PROMPTS]
+    quarantined = json.loads((workspace.rows / "quarantine-00001.jsonl").read_text())
+    assert quarantined["id"] == "bad"
+    assert "this prompt is not taken" in quarantined["reason"]
+    asked = len(server.seen)
+    assert workspace.run({**changes, "endpoints": ("http://127.0.0.1:9",)}, prompts) == manifest
+    assert len(server.seen) == asked
 
 
 def test_regenerated_rows_are_the_same_files(target: Target, server: Server, tmp_path: Path) -> None:

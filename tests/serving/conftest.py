@@ -1,7 +1,7 @@
 """Real engines on this CPU: environments, a workspace with a trained draft, and settings for both.
 
-`make test-serving` prepares what these fixtures look for: .venv-sglang and .venv-vllm, and a target with
-drafts, of the project's own run or else of the smoke run.
+`make test-serving` prepares what these fixtures look for: .venv-test-sglang and .venv-test-vllm, and a target
+with drafts, of the project's own run or else of the smoke run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CHAIN = {"num_steps": 3, "topk": 1, "num_draft_tokens": 4}
 TREE = {"num_steps": 3, "topk": 3, "num_draft_tokens": 8}
 # One thread an engine: more of them contend on a small machine.
 SGLANG: dict[str, Any] = {
-    "python": str(ROOT / ".venv-sglang/bin/python"),
+    "python": str(ROOT / ".venv-test-sglang/bin/python"),
     "timed": False,
     "options": {
         "device": "cpu",
@@ -41,7 +41,7 @@ SGLANG: dict[str, Any] = {
     "urls": {},
 }
 VLLM: dict[str, Any] = {
-    "python": str(ROOT / ".venv-vllm/bin/python"),
+    "python": str(ROOT / ".venv-test-vllm/bin/python"),
     "timed": False,  # a test machine does other things meanwhile
     "options": {"max-model-len": 1024, "max-num-seqs": 4},
     "environment": {

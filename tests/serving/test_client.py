@@ -21,7 +21,7 @@ from eagle3.serving.bench import ServedDecoder
 from eagle3.serving.client import Client, Streamed
 from eagle3.serving.engines import Engine, Speculation
 from eagle3.serving.load import answer_all
-from eagle3.serving.metrics import reconcile, rounds_of, summarise
+from eagle3.serving.metrics import reconcile, reconcile_average, rounds_of, summarise
 from eagle3.serving.server import ServerError
 from tests.data.served import Server, serving
 from tests.decoding.drafts import random_draft
@@ -79,6 +79,49 @@ def test_acceptance_is_this_projects_own(
         assert sorted(n for item in rounds for n in item.accepted) == sorted(
             n for generation in native for n in generation.accepted_drafts
         )
+
+
+@pytest.mark.parametrize("engine", ["sglang"], indirect=True)
+@pytest.mark.parametrize("merge", [2, 3, 100])
+def test_acceptance_is_the_same_where_pieces_come_together(
+    server: Server, engine: Engine, speculative: SpeculativeDecoder, merge: int
+) -> None:
+    """A loaded server merges outputs: its count of verifications is what holds."""
+    served = ServedDecoder("x", Client(engine, server.url), Speculation("eagle3", Path("d"), STEPS, 2, 6))
+    server.merge = merge
+    for _, ids in PROMPTS:
+        mine, theirs = (item.generate(ids, 19, Sampling()) for item in (speculative, served))
+        answer = Client(engine, server.url).stream(ids, 19, Sampling())
+        assert len(answer.produced) < len(mine.rounds) == answer.meta["spec_verify_ct"]
+        assert len(theirs.rounds) == len(mine.rounds)
+        assert sum(theirs.acceptance_lengths) == len(mine.token_ids) - 1
+        assert sorted(theirs.accepted_drafts) == sorted(mine.accepted_drafts)
+        assert min(theirs.acceptance_lengths) >= 1
+        row = summarise([answer], [len(ids)], 1.0, STEPS)
+        assert row["tau"] == pytest.approx((len(mine.token_ids) - 1) / len(mine.rounds))
+
+
+def test_rounds_of_a_histogram_that_does_not_add_up_are_spread_evenly() -> None:
+    meta = {"spec_verify_ct": 3, "spec_correct_drafts_histogram": [0, 1]}
+    rounds = rounds_of(Streamed(tuple(range(9)), "length", (1, 8), (0.1, 0.2), meta), 4, STEPS)
+    assert rounds.produced == (3, 3, 2)
+    assert rounds.accepted == (2, 2, 1)
+
+
+def test_the_servers_average_is_held_against_the_requests(
+    server: Server, engine: Engine, speculative: SpeculativeDecoder
+) -> None:
+    answers, _ = answer_all(engine, server.url, [item for _, item in PROMPTS], 20, 1)
+    rounds = [r for _, ids in PROMPTS for r in speculative.generate(ids, 20, Sampling()).rounds]
+    average = 1 + sum(r.accepted if engine == "sglang" else r.produced - 1 for r in rounds) / len(rounds)
+    same = reconcile_average(answers, average)
+    assert same is not None
+    assert same["agree"]
+    assert same["difference"] == pytest.approx(0.0)
+    other = reconcile_average(answers, average + 0.5)
+    assert other is not None
+    assert not other["agree"]
+    assert reconcile_average(answers, None) is None
 
 
 def test_the_servers_counters_are_reconciled(server: Server, engine: Engine) -> None:

@@ -61,6 +61,12 @@ def test_options_that_follow_from_the_settings_are_refused() -> None:
         command("sglang", Path("python"), Service(TARGET, "float32"), "h", 1, {"port": 5})
 
 
+def test_the_drafts_older_name_is_refused_as_it_was_given() -> None:
+    options = translate("sglang", {"speculative_draft_model": "x"}, pytest.fail)
+    with pytest.raises(ValueError, match=r"serving\.sglang\.options\.speculative-draft-model: follows"):
+        command("sglang", Path("python"), Service(TARGET, "float32"), "h", 1, options)
+
+
 def test_old_names_are_translated_with_a_warning() -> None:
     said: list[str] = []
     options = {"--cuda_graph_max_bs": 8, "disable-cuda-graph": True, "mem-fraction-static": 0.5}

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from eagle3 import paths
 from eagle3.config import Settings
-from eagle3.data.endpoints import Endpoint
+from eagle3.data.endpoint import Endpoint
 from eagle3.decoding.sampling import Sampling
 from eagle3.measure.bench import Bench
 from eagle3.measure.prompts import task_prompts
@@ -24,10 +24,11 @@ from eagle3.models.target import Target
 from eagle3.parameters import merge, read_profile
 from eagle3.provenance import write_yaml
 from eagle3.serving.agreement import Agreement, agree
-from eagle3.serving.bench import Servers, speculation_of
+from eagle3.serving.bench import speculation_of
 from eagle3.serving.engines import Engine, Speculation
 from eagle3.serving.experiments import native_decoder
 from eagle3.serving.load import answer_all
+from eagle3.serving.servers import Servers
 from tests.serving.conftest import ROOT, serving_settings, serving_values
 
 pytestmark = pytest.mark.serving

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import signal
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -11,7 +14,7 @@ import psutil
 import pytest
 import requests
 
-from eagle3.serving.server import ServerError, check_port, free_port, launch
+from eagle3.serving.server import ServerError, check_port, ended_by_signals, free_port, launch
 
 HOST = "127.0.0.1"
 # Gets ready after a moment, and has a child of its own, as engines do; deaf to SIGTERM where it is told so.
@@ -46,13 +49,13 @@ def gone(process: psutil.Process | None) -> bool:
 
 def test_a_server_is_ready_when_it_is_yielded_and_gone_with_its_children_afterwards(tmp_path: Path) -> None:
     port, log = free_port(HOST), tmp_path / "logs" / "server.log"
-    with launch(words(port, 1.0), HOST, port, log) as url:
-        assert requests.get(f"{url}/health", timeout=5).status_code == 200
+    with launch(words(port, 1.0), HOST, port, log) as server:
+        assert requests.get(f"{server.url}/health", timeout=5).status_code == 200
         child = child_of(log)
         assert child is not None
     assert gone(child)
     with pytest.raises(requests.ConnectionError):
-        requests.get(f"{url}/health", timeout=5)
+        requests.get(f"{server.url}/health", timeout=5)
 
 
 def test_a_server_is_ended_when_its_user_fails(tmp_path: Path) -> None:
@@ -68,6 +71,82 @@ def test_a_server_that_ignores_the_signal_is_killed(tmp_path: Path, monkeypatch:
     with launch(words(port, deaf="deaf"), HOST, port, log):
         pass
     assert gone(child_of(log))
+
+
+# Keeps a server that ignores SIGTERM, and says where its child is.
+KEEPER = """
+import sys, time
+from pathlib import Path
+from eagle3.serving.server import launch
+with launch(sys.argv[3:], "127.0.0.1", int(sys.argv[1]), Path(sys.argv[2])):
+    print("ready", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_second_interrupt_while_the_server_has_its_grace_leaves_nothing(tmp_path: Path) -> None:
+    port, log = free_port(HOST), tmp_path / "server.log"
+    command = [sys.executable, "-c", KEEPER, str(port), str(log), *words(port, deaf="deaf")]
+    keeper = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert keeper.stdout is not None
+    assert keeper.stdout.readline() == b"ready\n"
+    child = child_of(log)
+    assert child is not None
+    server = child.parent()
+    while keeper.poll() is None:
+        keeper.send_signal(signal.SIGINT)
+        time.sleep(1)
+    assert gone(child)
+    assert gone(server)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's end")
+def test_a_server_ends_when_the_process_that_started_it_is_killed(tmp_path: Path) -> None:
+    port, log = free_port(HOST), tmp_path / "server.log"
+    command = [sys.executable, "-c", KEEPER, str(port), str(log), *words(port)]
+    keeper = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert keeper.stdout is not None
+    assert keeper.stdout.readline() == b"ready\n"
+    child = child_of(log)
+    assert child is not None
+    server = child.parent()
+    keeper.kill()
+    keeper.wait()
+    try:
+        while not gone(server):
+            time.sleep(0.1)
+    finally:
+        child.kill()  # a real engine ends its own
+
+
+def test_signals_end_the_process_in_order_while_servers_are_kept() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        with pytest.raises(SystemExit) as ended, ended_by_signals():
+            signal.raise_signal(number)
+            time.sleep(5)
+        assert ended.value.code == 128 + number
+        assert signal.getsignal(signal.SIGTERM) == before
+    old = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as under nohup
+    try:
+        with ended_by_signals():
+            signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, old)
+
+
+def test_a_server_that_dies_later_is_explained_with_its_log(tmp_path: Path) -> None:
+    port, log = free_port(HOST), tmp_path / "server.log"
+    with launch(words(port), HOST, port, log) as server:
+        assert "the server still runs: " in str(server.explain(ServerError("status 503")))
+        child = child_of(log)
+        assert child is not None
+        server.process.kill()
+        child.kill()  # in a session of its own, which nobody finds when its parent has died
+        message = str(server.explain(ServerError("broke an answer off")))
+        assert re.match(r"broke an answer off; the server died, killed by SIGKILL: ", message)
+        assert f"the end of {log}:\nchild" in message
 
 
 def test_a_server_that_dies_shows_the_end_of_its_log(tmp_path: Path) -> None:
@@ -106,7 +185,7 @@ def test_a_taken_port_and_a_missing_program_are_said_before_anything_starts(tmp_
         with pytest.raises(ValueError, match="is taken"), launch(words(port), HOST, port, log):
             pass
     with (
-        pytest.raises(ValueError, match=r"nowhere/python does not exist: .*serving.<engine>.python"),
+        pytest.raises(ValueError, match="nowhere/python does not exist, or cannot be run"),
         launch(["nowhere/python"], HOST, free_port(HOST), log),
     ):
         pass
