@@ -79,7 +79,7 @@ def preview(settings: Settings, arguments: Namespace) -> str:
 def sweep(session: "Session", arguments: Namespace, tracker: Tracker) -> "Outcome | None":
     """Run the trials and measure the best again; what was measured is written and tracked in any case."""
     from eagle3.report.sweep_figures import write_figures
-    from eagle3.tuning.results import sweep_results
+    from eagle3.tuning.results import held_out_results, sweep_results
     from eagle3.tuning.runner import Plan, Runner
 
     folder, made_by, outcome = FOLDER / arguments.study, origin(), None
@@ -101,7 +101,8 @@ def sweep(session: "Session", arguments: Namespace, tracker: Tracker) -> "Outcom
                 outcome = session.measure_finalists(finalists, folder / "held_out", made_by)
         finally:
             records = session.study.records()
-            results = sweep_results(records, session.space, session.identity, plan.seed, outcome, made_by)
+            held_out = held_out_results(RESULTS, arguments.study, session.identity, outcome)
+            results = sweep_results(records, session.space, session.identity, plan.seed, held_out, made_by)
             write_json(RESULTS, results)
             run.log_artifact(RESULTS)
             for figure in write_figures(results, folder / "figures"):

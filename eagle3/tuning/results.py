@@ -1,6 +1,8 @@
 """A sweep as JSON: every trial with its state, every configuration, the cost model, the held-out rows."""
 
+import json
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -56,19 +58,37 @@ def sweep_results(
     space: Space,
     identity: Mapping[str, Any],
     seed: int,
-    outcome: Outcome | None,
+    held_out: Mapping[str, Any],
     origin: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """What reports/sweep.json holds."""
+    """What reports/sweep.json holds; `held_out` is of `held_out_results`."""
     known = known_configurations(records)
     return {
         "trials": [trial_row(record, seed) for record in records],
-        "held_out": outcome.rows if outcome is not None else [],
-        "summary": outcome.summary if outcome is not None else None,
+        **held_out,
         "cost_model": cost_model_rows(known, space),
         "identity": dict(identity),
         "origin": dict(origin),
     }
+
+
+def held_out_results(
+    path: Path, study: str, identity: Mapping[str, Any], outcome: Outcome | None
+) -> dict[str, Any]:
+    """The rows on held-out prompts with their summary, and the study that they belong to.
+
+    A run that ended before it measured any has those of the study's earlier run, as best_params.yaml has.
+
+    Args:
+        path: of the results that will be replaced.
+    """
+    if outcome is not None:
+        return {"study": study, "held_out": outcome.rows, "summary": outcome.summary}
+    if path.is_file():
+        earlier = json.loads(path.read_text(encoding="utf-8"))
+        if earlier.get("study") == study and earlier["identity"] == json.loads(json.dumps(identity)):
+            return {key: earlier[key] for key in ("study", "held_out", "summary")}
+    return {"study": study, "held_out": [], "summary": None}
 
 
 def cost_model_rows(known: Mapping[Configuration, Measurement], space: Space) -> dict[str, Any] | None:

@@ -134,7 +134,7 @@ def test_flat_costs_favour_larger_trees() -> None:
 
 
 def test_results_are_json_and_figures_are_drawn(tmp_path: Path) -> None:
-    found = sweep_results(records(), SPACE, {"machine": {}}, 0, None, {"command": "x"})
+    found = sweep_results(records(), SPACE, {"machine": {}}, 0, {"held_out": []}, {"command": "x"})
     json.dumps(found, allow_nan=False)
     model = found["cost_model"]
     assert model["median_relative_error"] < 0.05
@@ -150,7 +150,7 @@ def test_stopped_trial_has_only_a_partial_speedup() -> None:
         Record(0, "pruned", item, found, found, "tpe", "slower", 3.0, 0.0)
         for item, found in measured(TREES[:1]).items()
     ]
-    [row] = sweep_results(stopped, SPACE, {}, 0, None, {})["trials"]
+    [row] = sweep_results(stopped, SPACE, {}, 0, {}, {})["trials"]
     assert row["speedup"] is None
     assert row["partial_speedup"] == pytest.approx(stopped[0].measurement.speedup())  # type: ignore[union-attr]
 
