@@ -186,12 +186,9 @@ def open_session(settings: Settings, arguments: Namespace, stack: ExitStack) -> 
     stack.enter_context(timing_lock())
     FOLDER.mkdir(parents=True, exist_ok=True)
     seed = settings.seed if arguments.seed is None else arguments.seed
-    session = Session.open(
+    return Session.open(
         settings, arguments.study, arguments.storage, arguments.sampler, seed, choose_device(), stack
     )
-    for number in session.study.revive():
-        print(f"trial {number} was killed; it is run again")
-    return session
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from eagle3.decoding.generation import Decoder
 from eagle3.measure.statistics import Interval
@@ -50,7 +50,7 @@ class Runner:
         Args:
             decoder_of: makes the decoder of a configuration.
             say: takes lines of progress.
-            on_trial: takes every trial that ended, also one that had nothing to measure.
+            on_trial: takes every trial that ended, also one that had nothing to measure or was killed.
         """
         self.study, self.workload, self.plan = study, workload, plan
         self.vanilla, self.decoder_of = vanilla, decoder_of
@@ -61,11 +61,14 @@ class Runner:
         """Run until the plan is fulfilled. A KeyboardInterrupt passes through; its trial is run again later.
 
         Raises:
-            RuntimeError: after several failed trials in a row, from the last one's error.
+            ValueError: after several failed trials in a row, from the last one's error.
         """
         began, failures = time.monotonic(), 0
         warm(self.vanilla, self.workload)
         while True:
+            for number in self.study.revive():
+                self.say(f"trial {number} was killed; it is run again")
+                self._report(number, time.monotonic() - began)
             records = self.study.records()
             if why := self._finished(records, time.monotonic() - began):
                 self.say(why)
@@ -85,13 +88,17 @@ class Runner:
                 self.study.enqueue(
                     asked.configuration, f"again, trial {asked.number} was interrupted", even_if_known=True
                 )
+                self._report(asked.number, time.monotonic() - began)
                 raise
             except Exception as error:
                 failures += 1
                 self.study.tell_failed(asked, f"{type(error).__name__}: {error}")
                 self.say(f"trial {asked.number} {self._label(asked)} failed: {error}")
                 if failures == _MOST_FAILURES:
-                    raise RuntimeError(f"{failures} trials in a row failed, the last one as above") from error
+                    raise ValueError(
+                        f"{failures} trials in a row failed, the last with {type(error).__name__}: {error}. "
+                        "See to that; the same command goes on"
+                    ) from error
             else:
                 failures = 0
                 self.study.tell(asked, result, (known or Measurement()) + result.measurement)
@@ -102,14 +109,19 @@ class Runner:
         incumbent = None
         if best and self.study.stops_early and best[0][0] != asked.configuration:
             incumbent = Incumbent(self.study.space.label(best[0][0]), best[0][1].speedups())
-        return run_trial(
-            self.vanilla,
-            self.decoder_of(asked.configuration),
-            self.workload,
-            asked.number,
-            incumbent=incumbent,
-            level=self.plan.early_stop,
-        )
+        with self.study.beating(asked):
+            began = time.perf_counter()
+            decoder = self.decoder_of(asked.configuration)
+            starting = time.perf_counter() - began  # a server takes minutes
+            result = run_trial(
+                self.vanilla,
+                decoder,
+                self.workload,
+                asked.number,
+                incumbent=incumbent,
+                level=self.plan.early_stop,
+            )
+        return replace(result, seconds=starting + result.seconds)
 
     def _finished(self, records: list[Record], seconds: float) -> str | None:
         """Why the sweep ends now, or None."""
