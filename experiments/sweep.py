@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from cli import choose_device, read_settings, run_in_words, stage_parser
 from eagle3 import paths
 from eagle3.config import Settings
-from eagle3.provenance import fingerprint_code, write_json
+from eagle3.provenance import fingerprint_code, write_json, write_text
 from eagle3.tracking import TrackedRun, Tracker
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from eagle3.tuning.study import Record
 
 RESULTS = paths.REPORTS / "sweep.json"
+PREDICTIONS = paths.REPORTS / "sweep_predictions.csv"
 BEST = paths.BEST
 EVALUATION = paths.REPORTS / "evaluation.json"
 FOLDER = paths.RUNS / "sweep"
@@ -79,8 +80,10 @@ def preview(settings: Settings, arguments: Namespace) -> str:
 def sweep(session: "Session", arguments: Namespace, tracker: Tracker) -> "Outcome | None":
     """Run the trials and measure the best again; what was measured is written and tracked in any case."""
     from eagle3.report.sweep_figures import write_figures
+    from eagle3.tuning.predictions import Predictions
     from eagle3.tuning.results import held_out_results, sweep_results
     from eagle3.tuning.runner import Plan, Runner
+    from eagle3.tuning.study import known_configurations
 
     folder, made_by, outcome = FOLDER / arguments.study, origin(), None
     plan = Plan(arguments.trials, arguments.timeout, session.settings.sweep.early_stop, session.settings.seed)
@@ -102,11 +105,18 @@ def sweep(session: "Session", arguments: Namespace, tracker: Tracker) -> "Outcom
         finally:
             records = session.study.records()
             held_out = held_out_results(RESULTS, arguments.study, session.identity, outcome)
-            results = sweep_results(records, session.space, session.identity, plan.seed, held_out, made_by)
+            predictions = Predictions.of(known_configurations(records))
+            cost_model = predictions.summary(session.space)
+            results = sweep_results(records, session.identity, plan.seed, held_out, cost_model, made_by)
             write_json(RESULTS, results)
-            run.log_artifact(RESULTS)
+            write_text(PREDICTIONS, predictions.table(session.space).to_csv(index=False, float_format="%.4f"))
+            for path in (RESULTS, PREDICTIONS):
+                run.log_artifact(path)
             for figure in write_figures(results, folder / "figures"):
                 run.log_artifact(figure, "figures")
+        if cost_model is not None and cost_model["median_relative_error"] is not None:
+            error = 100 * cost_model["median_relative_error"]
+            print(f"cost model: median error {error:.1f} %; every configuration's speedup: {PREDICTIONS}")
         if outcome is not None:
             conclude(tracker, run, session, outcome, made_by["command"])
     return outcome

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from eagle3.measure.rendering import Prompt
-from eagle3.tuning.cost_model import CostModel, Costs
-from eagle3.tuning.results import predictions
+from eagle3.tuning.cost_model import Costs
+from eagle3.tuning.predictor import Predictor
 from eagle3.tuning.runner import duration
 from eagle3.tuning.space import Configuration, Space
 from eagle3.tuning.study import Record, known_configurations, measured
@@ -80,16 +80,17 @@ def describe_other_machine(
     """
     if target_ms <= 0 or draft_ms <= 0:
         raise ValueError(f"--what-if {target_ms:g} {draft_ms:g}: give two times above 0, in milliseconds")
-    here = CostModel.fit(known_configurations(list(records)))
-    if here is None:
+    here = Predictor.fit(known_configurations(list(records)))
+    if not here.models:
         raise ValueError("--what-if needs the acceptance seen in trials: run at least three trials first")
     there = here.with_costs(Costs.flat(target_ms / 1000, draft_ms / 1000))
-    rows = predictions(there, space, count)
     lines = [
         f"with {target_ms:g} ms a target forward and {draft_ms:g} ms a draft step, predicted:",
         f"{'configuration':<16} {'speedup':>8} {'tau':>6} {'here':>6}",
     ]
-    for row in rows:
-        speedup_here = here.speedup(Configuration(**row["params"]))
-        lines.append(f"{row['name']:<16} {row['speedup']:>7.2f}x {row['tau']:>6.2f} {speedup_here:>5.2f}x")
+    for item, model in there.ranked(space.configurations())[:count]:
+        tau = model.acceptance.tau(item)
+        lines.append(
+            f"{space.label(item):<16} {model.speedup(item):>7.2f}x {tau:>6.2f} {here.speedup(item):>5.2f}x"
+        )
     return "\n".join(lines)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from eagle3.decoding.generation import Decoder
 from eagle3.measure.statistics import Interval
-from eagle3.tuning.cost_model import CostModel
 from eagle3.tuning.measurement import Measurement
+from eagle3.tuning.predictor import Predictor
 from eagle3.tuning.space import Configuration
 from eagle3.tuning.study import Asked, Record, Study, known_configurations, measured, ranked
 from eagle3.tuning.trial import Incumbent, TrialResult, Workload, run_trial, warm
@@ -153,16 +153,14 @@ class Runner:
         done = len(measured(records))
         if self.study.sampler == "grid" or self.study.waiting or done % _SUGGEST_EVERY:
             return
-        model = CostModel.fit(known_configurations(records)) if done >= _FIT_FROM else None
-        if model is not None and (favourite := self._favourite(model, records)) is not None:
+        if (favourite := self._favourite(records)) is not None:
             self.study.enqueue(favourite, "cost model")
 
     def _replace(self, records: list[Record], number: int) -> None:
         """In place of a trial that had nothing to measure, queue one that has."""
         if self.study.sampler == "grid" or self.study.waiting:
             return
-        model = CostModel.fit(known_configurations(records)) if len(measured(records)) >= _FIT_FROM else None
-        if model is not None and (favourite := self._favourite(model, records)) is not None:
+        if (favourite := self._favourite(records)) is not None:
             self.study.enqueue(favourite, "cost model")
         elif unknown := self._unknown(records):
             self.study.enqueue(random.Random(f"{self.plan.seed}/{number}").choice(unknown), "random")
@@ -178,10 +176,12 @@ class Runner:
         tried = {record.configuration for record in records}
         return [item for item in self.study.space.configurations() if item not in tried]
 
-    def _favourite(self, model: CostModel, records: list[Record]) -> Configuration | None:
-        """The configuration without a measurement that the model predicts to be fastest."""
-        predictable = [item for item in self._unknown(records) if item.drafted_whole]
-        return max(predictable, key=model.speedup, default=None)
+    def _favourite(self, records: list[Record]) -> Configuration | None:
+        """The configuration without a measurement that is predicted to be fastest, once that can be told."""
+        if len(measured(records)) < _FIT_FROM:
+            return None
+        ranking = Predictor.fit(known_configurations(records)).ranked(self._unknown(records))
+        return ranking[0][0] if ranking else None
 
     def _report(self, number: int, seconds: float) -> None:
         records = self.study.records()

@@ -9,12 +9,21 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import optuna
 
 # How much of the range of token budgets a tree takes, on a logarithmic scale: 0 the smallest, 1 the largest.
 FILL = "fill"
+
+
+class Options(NamedTuple):
+    """What stands beside the tree and changes the cost of every round."""
+
+    draft: str
+    draft_dtype: str
+    threads: int
+    backend: str
 
 
 @dataclass(frozen=True)
@@ -34,6 +43,11 @@ class Configuration:
     def tree(self) -> dict[str, int]:
         """The tree's part alone."""
         return {key: getattr(self, key) for key in ("num_steps", "topk", "num_draft_tokens")}
+
+    @property
+    def options(self) -> Options:
+        """All but the tree and its confidence."""
+        return Options(self.draft, self.draft_dtype, self.threads, self.backend)
 
     @property
     def drafted_whole(self) -> bool:
