@@ -61,7 +61,7 @@ def origin() -> dict[str, Any]:
 def preview(settings: Settings, arguments: Namespace) -> str:
     """The text of --dry-run or --what-if."""
     from eagle3.measure.prompts import task_prompts
-    from eagle3.tuning import preview, setup
+    from eagle3.tuning import defaults, preview, setup
     from eagle3.tuning.study import Study
 
     space = setup.make_space(settings)
@@ -70,7 +70,7 @@ def preview(settings: Settings, arguments: Namespace) -> str:
     if arguments.what_if:
         return preview.describe_other_machine(records, space, *arguments.what_if)
     wanted = settings.sweep
-    first = setup.trials_to_enqueue(settings, space, arguments.sampler)
+    first = defaults.trials_to_enqueue(settings, space, arguments.sampler)
     prompts = task_prompts(paths.TASKS, wanted.tasks, "tuning", wanted.prompts_per_task)
     answers = wanted.repeats * sum(len(prompt.turns) for prompt in prompts)
     seconds = preview.expected_trial_seconds(records, EVALUATION, answers, wanted.max_new_tokens)

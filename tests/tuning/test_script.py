@@ -31,6 +31,7 @@ SMALL: dict[str, Any] = {
     "evaluate": {
         "tasks": ["quiz"],
         "threads": 1,
+        "draft_dtype": "float32",
         "methods": [
             {
                 "name": "eagle3",

@@ -3,6 +3,7 @@
 import json
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import optuna
@@ -12,7 +13,7 @@ from filelock import FileLock
 from eagle3.measure.lock import timing_lock
 from eagle3.tuning import study as study_module
 from eagle3.tuning.heartbeat import quietly
-from eagle3.tuning.space import Configuration
+from eagle3.tuning.space import Configuration, Space
 from eagle3.tuning.study import known_configurations, make_sampler, ranked
 from eagle3.tuning.trial import TrialResult
 from tests.tuning.fakes import SPACE, measurement, open_study
@@ -35,6 +36,20 @@ def test_records_survive_reopening(tmp_path: Path) -> None:
     assert records == study.records()
     assert records[0].known == measurement([2.0, 2.0])
     assert study.optuna.best_value == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "gp"])
+def test_drafts_in_int8_are_sampled_stored_and_read_back(tmp_path: Path, sampler: str) -> None:
+    space = Space(("eagle3",), 5, 4, 16, ("bfloat16", "int8"), (0,))
+    study = open_study(tmp_path, sampler, space)
+    study.enqueue(replace(CHAIN, draft_dtype="int8"), "chain")
+    for _ in range(12):
+        study.tell(study.ask(), result([2.0]), measurement([2.0]))
+    records = open_study(tmp_path, sampler, space).records()
+    assert records[0].configuration == replace(CHAIN, draft_dtype="int8")
+    assert space.label(records[0].configuration) == "3/1/4 int8"
+    sampled = {record.configuration.draft_dtype for record in records[1:] if record.configuration}
+    assert sampled == {"bfloat16", "int8"}
 
 
 def test_repeated_configurations_are_pooled(tmp_path: Path) -> None:
