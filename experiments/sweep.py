@@ -60,21 +60,51 @@ def origin() -> dict[str, Any]:
 
 def preview(settings: Settings, arguments: Namespace) -> str:
     """The text of --dry-run or --what-if."""
-    from eagle3.measure.prompts import task_prompts
-    from eagle3.tuning import defaults, preview, setup
+    from eagle3.tuning import preview, setup
     from eagle3.tuning.study import Study
 
     space = setup.make_space(settings)
     study = Study.read(arguments.study, arguments.storage, space)
-    records = study.records() if study is not None else []
+    records, refusal = [], None
+    if study is not None:
+        records = study.records()
+        refusal = study.refusal(setup.identity_of(settings, setup.fingerprint(settings)))
     if arguments.what_if:
-        return preview.describe_other_machine(records, space, *arguments.what_if)
-    wanted = settings.sweep
-    first = defaults.trials_to_enqueue(settings, space, arguments.sampler)
-    prompts = task_prompts(paths.TASKS, wanted.tasks, "tuning", wanted.prompts_per_task)
+        text = preview.describe_other_machine(records, space, *arguments.what_if)
+        return (
+            text if refusal is None else f"{refusal}\nThis is predicted from that study all the same:\n{text}"
+        )
+    if refusal is None:
+        return plan_text(settings, arguments, records)
+    return f"{refusal}\nThis is what another study would do:\n{plan_text(settings, arguments, [])}"
+
+
+def plan_text(settings: Settings, arguments: Namespace, records: "list[Record]") -> str:
+    """What a sweep would do that goes on from these records."""
+    from eagle3.tuning import defaults, preview, setup
+    from eagle3.tuning.finalists import choose_finalists
+
+    space, wanted = setup.make_space(settings), settings.sweep
+    prompts, held_out = setup.tuning_prompts(settings), setup.held_out_prompts(settings)
     answers = wanted.repeats * sum(len(prompt.turns) for prompt in prompts)
-    seconds = preview.expected_trial_seconds(records, EVALUATION, answers, wanted.max_new_tokens)
-    return preview.describe_plan(space, first[:10], arguments.trials, records, prompts, seconds)
+    trial = preview.expected_trial_seconds(records, EVALUATION, answers, wanted.max_new_tokens)
+    known = choose_finalists([], defaults.default_configurations(settings, space), space, 0)
+    finalists = len(known) + wanted.held_out.finalists
+    tokens = wanted.held_out.max_new_tokens * wanted.held_out.repeats
+    tokens *= sum(len(prompt.turns) for prompt in held_out)
+    token = preview.vanilla_token_seconds(records, EVALUATION)
+    # Vanilla is measured twice beside them: the second time against itself.
+    seconds = None if token is None else (finalists + 2) * tokens * token
+    return preview.describe_plan(
+        space,
+        defaults.trials_to_enqueue(settings, space, arguments.sampler),
+        arguments.trials,
+        records,
+        prompts,
+        preview.Expected(trial, seconds),
+        grid=arguments.sampler == "grid",
+        finalists=finalists,
+    )
 
 
 def sweep(session: "Session", arguments: Namespace, tracker: Tracker) -> "Outcome | None":
@@ -138,9 +168,7 @@ def track_trial(tracker: Tracker, run: TrackedRun, session: "Session", record: "
 
 def conclude(tracker: Tracker, run: TrackedRun, session: "Session", outcome: "Outcome", command: str) -> None:
     """Print and log the held-out rows and what follows from them; write the winner."""
-    from eagle3.serving.bench import speculation_of
-    from eagle3.serving.engines import sglang_flags
-    from eagle3.tuning.best import write_best
+    from eagle3.tuning.best import flags_note, winner_flags, write_best
 
     for row in outcome.rows:
         kind = "tuned" if row["tuned"] else "default"
@@ -155,11 +183,11 @@ def conclude(tracker: Tracker, run: TrackedRun, session: "Session", outcome: "Ou
         return
     run.log_metrics({f"held_out.{key}": outcome.row(outcome.winner)[key] for key in BOUNDED})
     configuration = outcome.winner.configuration
-    flags = sglang_flags(speculation_of(paths.DRAFTS / configuration.draft, **configuration.tree))
+    flags = winner_flags(configuration, session.settings.sweep.engine)
     write_best(BEST, outcome, flags, session.marks, command)
     run.log_artifact(BEST)
-    if configuration.confidence:
-        print(f"SGLang drafts every tree whole: confidence {configuration.confidence:g} has no flag there")
+    if note := flags_note(configuration):
+        print(note)
     print(f"for SGLang: {flags}\nwritten to {BEST}")
 
 

@@ -1,6 +1,5 @@
 """A sweep's study: trials in an Optuna storage, bound to what was measured, resumed after any kill."""
 
-import json
 import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -14,8 +13,8 @@ from optuna.exceptions import ExperimentalWarning
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 
-from eagle3.measure.records import changed_keys
 from eagle3.tuning.heartbeat import GRACE, beating, fail_silent_trials, machine_name, open_storage, quietly
+from eagle3.tuning.identity import refusal
 from eagle3.tuning.measurement import Measurement
 from eagle3.tuning.space import Configuration, Space
 from eagle3.tuning.trial import TrialResult
@@ -95,23 +94,18 @@ class Study:
             ValueError: if the study was made for another identity, naming what differs and the way out.
         """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        wanted: dict[str, Any] = json.loads(json.dumps(identity))
         silent: list[FrozenTrial] = []
         opened = open_storage(storage, silent)
         study = optuna.create_study(
             study_name=name, storage=opened, direction="maximize", load_if_exists=True
         )
-        before = study.user_attrs.get("identity")
-        if before is None:
-            study.set_user_attr("identity", wanted)
-        elif changed := changed_keys(before, wanted):
-            differences = "; ".join(_difference(key, before, wanted) for key in changed)
-            raise ValueError(
-                f"study {name!r} in {storage} was measured under other conditions: {differences}. Its times "
-                "do not compare with new ones: start another with --study <name>, or undo the change"
-            )
+        opened_study = cls(study, space, sampler, opened, silent)
+        if reason := opened_study.refusal(identity):
+            raise ValueError(reason)
+        if "identity" not in study.user_attrs:
+            study.set_user_attr("identity", dict(identity))
         study.sampler = make_sampler(sampler, seed + len(study.get_trials(deepcopy=False)))
-        return cls(study, space, sampler, opened, silent)
+        return opened_study
 
     @classmethod
     def read(cls, name: str, storage: str, space: Space) -> "Study | None":
@@ -127,6 +121,12 @@ class Study:
         except KeyError:
             return None
         return cls(study, space, SAMPLERS[0], opened, silent)
+
+    def refusal(self, identity: Mapping[str, Any]) -> str | None:
+        """Why `open` would refuse this study with another identity; None where it would not."""
+        before = self.optuna.user_attrs.get("identity")
+        name, url = self.optuna.study_name, self.storage.url
+        return None if before is None else refusal(name, url, before, identity)
 
     @property
     def stops_early(self) -> bool:
@@ -277,15 +277,3 @@ def ranked(records: list[Record]) -> list[tuple[Configuration, Measurement]]:
         ((configuration, known[configuration]) for configuration in full if configuration is not None),
         key=lambda item: -item[1].speedup(),
     )
-
-
-def _difference(key: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """ "machine.cpu was A and is B", shortened."""
-
-    def value(values: Any) -> str:
-        for part in key.split("."):
-            values = values.get(part) if isinstance(values, Mapping) else None
-        text = json.dumps(values, ensure_ascii=False)
-        return text if len(text) <= 40 else text[:37] + "..."
-
-    return f"{key} was {value(before)} and is {value(now)}"

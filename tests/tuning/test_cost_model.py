@@ -17,7 +17,7 @@ from eagle3.tuning.cost_model import (
 from eagle3.tuning.measurement import Measurement, PromptTimes, Rounds
 from eagle3.tuning.predictions import Predictions
 from eagle3.tuning.predictor import Predictor, unseen_speedups
-from eagle3.tuning.preview import describe_other_machine, expected_trial_seconds
+from eagle3.tuning.preview import describe_other_machine
 from eagle3.tuning.results import sweep_results
 from eagle3.tuning.space import Configuration, Space
 from eagle3.tuning.study import Record
@@ -210,12 +210,3 @@ def test_stopped_trial_has_only_a_partial_speedup() -> None:
     [row] = sweep_results(stopped, {}, 0, {}, None, {})["trials"]
     assert row["speedup"] is None
     assert row["partial_speedup"] == pytest.approx(stopped[0].measurement.speedup())  # type: ignore[union-attr]
-
-
-def test_expected_time_comes_from_trials_or_an_evaluation(tmp_path: Path) -> None:
-    evaluation = tmp_path / "evaluation.json"
-    assert expected_trial_seconds([], evaluation, 10, 48) is None
-    rows = [{"method": "vanilla", "task": "all", "tokens_per_second": 24.0}]
-    evaluation.write_text(json.dumps({"results": rows}))
-    assert expected_trial_seconds([], evaluation, 10, 48) == 40.0
-    assert expected_trial_seconds(records(), evaluation, 10, 48) == 3.0

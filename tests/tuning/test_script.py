@@ -193,11 +193,26 @@ def check_runs() -> None:
     assert {"sweep.json", "best_params.yaml", "figures"} <= artifacts
 
 
-def test_other_draft_is_refused_with_the_way_out(run_sweep: RunSweep, tiny_target: Target) -> None:
-    run_sweep("--trials", "1", "--sampler", "grid")
+def test_other_draft_is_refused_with_the_way_out(
+    run_sweep: RunSweep, tiny_target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_sweep("--trials", "3", "--sampler", "grid")
+    run_sweep("--what-if", "20", "1")
+    assert "other conditions" not in capsys.readouterr().out
     save_draft(paths.DRAFTS / "eagle3", random_eagle3(tiny_target, seed=1), tiny_target, {"data": "abc"})
     with pytest.raises(SystemExit, match=r"drafts\.eagle3 was .* --study"):
-        run_sweep("--trials", "2")
+        run_sweep("--trials", "4")
+    # What only looks says so, too, and what it shows instead.
+    capsys.readouterr()
+    run_sweep("--dry-run")
+    said = capsys.readouterr().out
+    assert "drafts.eagle3 was" in said
+    assert "--study <name>" in said
+    assert "measured so far: 0 of 50" in said
+    run_sweep("--what-if", "20", "1")
+    said = capsys.readouterr().out
+    assert "drafts.eagle3 was" in said
+    assert "predicted from that study all the same" in said
     run_sweep("--trials", "1", "--study", "second")
 
 
