@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from cli import choose_device, read_settings, run_in_words, stage_parser
 from eagle3 import paths
 from eagle3.config import Settings
-from eagle3.provenance import fingerprint_code, write_json
+from eagle3.provenance import fingerprint_code, write_json, write_text
 from eagle3.tracking import TrackedRun, Tracker
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from eagle3.tuning.study import Record
 
 RESULTS = paths.REPORTS / "sweep.json"
+PREDICTIONS = paths.REPORTS / "sweep_predictions.csv"
 BEST = paths.BEST
 EVALUATION = paths.REPORTS / "evaluation.json"
 FOLDER = paths.RUNS / "sweep"
@@ -59,28 +60,60 @@ def origin() -> dict[str, Any]:
 
 def preview(settings: Settings, arguments: Namespace) -> str:
     """The text of --dry-run or --what-if."""
-    from eagle3.measure.prompts import task_prompts
     from eagle3.tuning import preview, setup
     from eagle3.tuning.study import Study
 
     space = setup.make_space(settings)
     study = Study.read(arguments.study, arguments.storage, space)
-    records = study.records() if study is not None else []
+    records, refusal = [], None
+    if study is not None:
+        records = study.records()
+        refusal = study.refusal(setup.identity_of(settings, setup.fingerprint(settings)))
     if arguments.what_if:
-        return preview.describe_other_machine(records, space, *arguments.what_if)
-    wanted = settings.sweep
-    first = setup.trials_to_enqueue(settings, space, arguments.sampler)
-    prompts = task_prompts(paths.TASKS, wanted.tasks, "tuning", wanted.prompts_per_task)
+        text = preview.describe_other_machine(records, space, *arguments.what_if)
+        return (
+            text if refusal is None else f"{refusal}\nThis is predicted from that study all the same:\n{text}"
+        )
+    if refusal is None:
+        return plan_text(settings, arguments, records)
+    return f"{refusal}\nThis is what another study would do:\n{plan_text(settings, arguments, [])}"
+
+
+def plan_text(settings: Settings, arguments: Namespace, records: "list[Record]") -> str:
+    """What a sweep would do that goes on from these records."""
+    from eagle3.tuning import defaults, preview, setup
+    from eagle3.tuning.finalists import choose_finalists
+
+    space, wanted = setup.make_space(settings), settings.sweep
+    prompts, held_out = setup.tuning_prompts(settings), setup.held_out_prompts(settings)
     answers = wanted.repeats * sum(len(prompt.turns) for prompt in prompts)
-    seconds = preview.expected_trial_seconds(records, EVALUATION, answers, wanted.max_new_tokens)
-    return preview.describe_plan(space, first[:10], arguments.trials, records, prompts, seconds)
+    trial = preview.expected_trial_seconds(records, EVALUATION, answers, wanted.max_new_tokens)
+    known = choose_finalists([], defaults.default_configurations(settings, space), space, 0)
+    finalists = len(known) + wanted.held_out.finalists
+    tokens = wanted.held_out.max_new_tokens * wanted.held_out.repeats
+    tokens *= sum(len(prompt.turns) for prompt in held_out)
+    token = preview.vanilla_token_seconds(records, EVALUATION)
+    # Vanilla is measured twice beside them: the second time against itself.
+    seconds = None if token is None else (finalists + 2) * tokens * token
+    return preview.describe_plan(
+        space,
+        defaults.trials_to_enqueue(settings, space, arguments.sampler),
+        arguments.trials,
+        records,
+        prompts,
+        preview.Expected(trial, seconds),
+        grid=arguments.sampler == "grid",
+        finalists=finalists,
+    )
 
 
 def sweep(session: "Session", arguments: Namespace, tracker: Tracker) -> "Outcome | None":
     """Run the trials and measure the best again; what was measured is written and tracked in any case."""
     from eagle3.report.sweep_figures import write_figures
-    from eagle3.tuning.results import sweep_results
+    from eagle3.tuning.predictions import Predictions
+    from eagle3.tuning.results import held_out_results, sweep_results
     from eagle3.tuning.runner import Plan, Runner
+    from eagle3.tuning.study import known_configurations
 
     folder, made_by, outcome = FOLDER / arguments.study, origin(), None
     plan = Plan(arguments.trials, arguments.timeout, session.settings.sweep.early_stop, session.settings.seed)
@@ -101,11 +134,19 @@ def sweep(session: "Session", arguments: Namespace, tracker: Tracker) -> "Outcom
                 outcome = session.measure_finalists(finalists, folder / "held_out", made_by)
         finally:
             records = session.study.records()
-            results = sweep_results(records, session.space, session.identity, plan.seed, outcome, made_by)
+            held_out = held_out_results(RESULTS, arguments.study, session.identity, outcome)
+            predictions = Predictions.of(known_configurations(records))
+            cost_model = predictions.summary(session.space)
+            results = sweep_results(records, session.identity, plan.seed, held_out, cost_model, made_by)
             write_json(RESULTS, results)
-            run.log_artifact(RESULTS)
+            write_text(PREDICTIONS, predictions.table(session.space).to_csv(index=False, float_format="%.4f"))
+            for path in (RESULTS, PREDICTIONS):
+                run.log_artifact(path)
             for figure in write_figures(results, folder / "figures"):
                 run.log_artifact(figure, "figures")
+        if cost_model is not None and cost_model["median_relative_error"] is not None:
+            error = 100 * cost_model["median_relative_error"]
+            print(f"cost model: median error {error:.1f} %; every configuration's speedup: {PREDICTIONS}")
         if outcome is not None:
             conclude(tracker, run, session, outcome, made_by["command"])
     return outcome
@@ -127,9 +168,7 @@ def track_trial(tracker: Tracker, run: TrackedRun, session: "Session", record: "
 
 def conclude(tracker: Tracker, run: TrackedRun, session: "Session", outcome: "Outcome", command: str) -> None:
     """Print and log the held-out rows and what follows from them; write the winner."""
-    from eagle3.serving.bench import speculation_of
-    from eagle3.serving.engines import sglang_flags
-    from eagle3.tuning.best import write_best
+    from eagle3.tuning.best import flags_note, winner_flags, write_best
 
     for row in outcome.rows:
         kind = "tuned" if row["tuned"] else "default"
@@ -144,11 +183,11 @@ def conclude(tracker: Tracker, run: TrackedRun, session: "Session", outcome: "Ou
         return
     run.log_metrics({f"held_out.{key}": outcome.row(outcome.winner)[key] for key in BOUNDED})
     configuration = outcome.winner.configuration
-    flags = sglang_flags(speculation_of(paths.DRAFTS / configuration.draft, **configuration.tree))
+    flags = winner_flags(configuration, session.settings.sweep.engine)
     write_best(BEST, outcome, flags, session.marks, command)
     run.log_artifact(BEST)
-    if configuration.confidence:
-        print(f"SGLang drafts every tree whole: confidence {configuration.confidence:g} has no flag there")
+    if note := flags_note(configuration):
+        print(note)
     print(f"for SGLang: {flags}\nwritten to {BEST}")
 
 
@@ -185,12 +224,9 @@ def open_session(settings: Settings, arguments: Namespace, stack: ExitStack) -> 
     stack.enter_context(timing_lock())
     FOLDER.mkdir(parents=True, exist_ok=True)
     seed = settings.seed if arguments.seed is None else arguments.seed
-    session = Session.open(
+    return Session.open(
         settings, arguments.study, arguments.storage, arguments.sampler, seed, choose_device(), stack
     )
-    for number in session.study.revive():
-        print(f"trial {number} was killed; it is run again")
-    return session
 
 
 if __name__ == "__main__":

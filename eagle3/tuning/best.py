@@ -7,8 +7,12 @@ from typing import Any
 
 import yaml
 
+from eagle3 import paths
+from eagle3.config.sections import Engine
 from eagle3.measure.records import changed_keys
 from eagle3.provenance import write_yaml
+from eagle3.serving.bench import speculation_of
+from eagle3.serving.engines import sglang_flags
 from eagle3.tuning.finalists import Outcome
 from eagle3.tuning.space import Configuration
 
@@ -20,6 +24,25 @@ class BestParameters:
     name: str
     configuration: Configuration
     tuned: bool  # False: it is one of the defaults
+
+
+def winner_flags(configuration: Configuration, engine: Engine) -> str:
+    """A configuration's draft and tree as flags of SGLang, ready to paste.
+
+    Args:
+        engine: that it was measured with.
+    """
+    flags = sglang_flags(speculation_of(paths.DRAFTS / configuration.draft, **configuration.tree))
+    # With a server the whole of it was compiled; natively the draft alone, for which SGLang has no flag.
+    compiled = engine == "sglang" and configuration.backend == "compile"
+    return f"{flags} --enable-torch-compile" if compiled else flags
+
+
+def flags_note(configuration: Configuration) -> str | None:
+    """What the flags cannot say; None where they say all."""
+    if configuration.drafted_whole:
+        return None
+    return f"SGLang drafts every tree whole: confidence {configuration.confidence:g} has no flag there"
 
 
 def write_best(
@@ -44,6 +67,7 @@ def write_best(
             "summary": outcome.summary,
             "params": winner.configuration.as_dict(),
             "sglang": flags,
+            **({"sglang_note": note} if (note := flags_note(winner.configuration)) else {}),
             "held_out": {
                 key: row[key] for key in ("speedup", "speedup_low", "speedup_high", "tau", "prompts")
             },

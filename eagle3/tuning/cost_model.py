@@ -11,9 +11,12 @@
 alpha_d is a chain's acceptance at depth d given that all before were accepted. It and beta maximise the
 likelihood of the counts that the trials saw; the costs are non-negative least squares of relative errors. The
 limit on a level's width stands for the order in which a dynamic tree spends its budget.
+
+A server tells no parts of a round. Then a + c + f is one cost that belongs to no part, and it, b, d and e are
+fitted to whole rounds.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +29,8 @@ from eagle3.tuning.space import Configuration
 
 # Depths with an acceptance of their own; deeper ones share the last.
 _DEPTHS = 5
+# Configurations that a fit needs: as many as the largest part, or a whole round, has costs.
+_FEWEST, _FEWEST_WHOLE = 3, 4
 
 
 @dataclass(frozen=True)
@@ -51,12 +56,16 @@ class Acceptance:
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of one round's parts. Each pair or triple as in the module's formulas."""
+    """Seconds of one round's parts. Each pair or triple as in the module's formulas.
+
+    `by_part` False: fitted to whole rounds, so that what is fixed stands under `other`.
+    """
 
     vanilla_token: float
     verify: tuple[float, float]
     draft: tuple[float, float, float]
     other: tuple[float, float]
+    by_part: bool = True
 
     def round_seconds(self, configuration: Configuration) -> float:
         """Drafting, verifying and the rest."""
@@ -78,37 +87,27 @@ class Costs:
 
 @dataclass(frozen=True)
 class CostModel:
-    """Predicts the speedup of every configuration with the draft and options it was fitted to."""
+    """Predicts the speedup of trees that are drafted whole, with the draft and options it was fitted to."""
 
     acceptance: Acceptance
     costs: Costs
 
     @classmethod
     def fit(cls, known: Mapping[Configuration, Measurement]) -> "CostModel | None":
-        """Fit to measured configurations; None where fewer than three have rounds.
+        """Fit to measured trees that are drafted whole, of one draft with one set of options.
 
-        The options beside the tree are not told apart, but for trees that end by the draft's confidence:
-        their sizes are not known beforehand, so they are left out.
+        None where fewer than three of them have rounds, or four where a server tells no parts of a round.
         """
-        known = {key: item for key, item in known.items() if key.drafted_whole}
         pairs = [(configuration, item) for configuration, item in known.items() if item.rounds.rounds]
-        if len(pairs) < 3:
+        by_part = any(item.rounds.verify_seconds for _, item in pairs)
+        if len(pairs) < (_FEWEST if by_part else _FEWEST_WHOLE):
             return None
-        vanilla = [item.vanilla_seconds_per_token for _, item in pairs]
-        weights = [len(item.prompts) for _, item in pairs]
-        parts = [item.round_ms() for _, item in pairs]
-        verify = np.array([_verify_features(configuration) for configuration, _ in pairs])
-        draft = np.array([_draft_features(configuration) for configuration, _ in pairs])
-        rest = [part["accept"] + part["cache"] + part["other"] for part in parts]
-        return cls(
-            fit_acceptance(known),
-            Costs(
-                float(np.average(vanilla, weights=weights)),
-                _pair(_fit_costs(verify, [part["verify"] for part in parts])),
-                _triple(_fit_costs(draft, [part["draft"] for part in parts])),
-                _pair(_fit_costs(verify, rest)),
-            ),
+        vanilla = np.average(
+            [item.vanilla_seconds_per_token for _, item in pairs],
+            weights=[len(item.prompts) for _, item in pairs],
         )
+        make = _costs_of_parts if by_part else _costs_of_whole_rounds
+        return cls(fit_acceptance(known), make(float(vanilla), pairs))
 
     def with_costs(self, costs: Costs) -> "CostModel":
         """The same draft on another machine."""
@@ -150,17 +149,31 @@ def fit_acceptance(known: Mapping[Configuration, Measurement]) -> Acceptance:
     return Acceptance(tuple(float(value) for value in expit(found.x[:-1])), float(found.x[-1]))
 
 
-def prediction_errors(known: Mapping[Configuration, Measurement]) -> dict[Configuration, tuple[float, float]]:
-    """For each configuration (predicted, measured) speedup, predicted by a model that was not shown it."""
-    errors = {}
-    for configuration, item in known.items():
-        if not configuration.drafted_whole:
-            continue
-        others = {other: value for other, value in known.items() if other != configuration}
-        model = CostModel.fit(others)
-        if model is not None:
-            errors[configuration] = (model.speedup(configuration), item.speedup())
-    return errors
+def _costs_of_parts(vanilla_token: float, pairs: Sequence[tuple[Configuration, Measurement]]) -> Costs:
+    """Each part's own times, fitted."""
+    parts = [item.round_ms() for _, item in pairs]
+    verify = np.array([_verify_features(configuration) for configuration, _ in pairs])
+    draft = np.array([_draft_features(configuration) for configuration, _ in pairs])
+    rest = [part["accept"] + part["cache"] + part["other"] for part in parts]
+    return Costs(
+        vanilla_token,
+        _pair(_fit_costs(verify, [part["verify"] for part in parts])),
+        _triple(_fit_costs(draft, [part["draft"] for part in parts])),
+        _pair(_fit_costs(verify, rest)),
+    )
+
+
+def _costs_of_whole_rounds(vanilla_token: float, pairs: Sequence[tuple[Configuration, Measurement]]) -> Costs:
+    """All parts together: a fixed cost, one of each verified token, and those of draft steps and nodes."""
+    features = np.array(
+        [
+            (*_verify_features(configuration), *_draft_features(configuration)[1:])
+            for configuration, _ in pairs
+        ]
+    )
+    whole = [sum(item.round_ms().values()) for _, item in pairs]
+    fixed, token, step, node = _fit_costs(features, whole)
+    return Costs(vanilla_token, (0.0, token), (0.0, step, node), (fixed, 0.0), by_part=False)
 
 
 def _verify_features(configuration: Configuration) -> tuple[float, float]:

@@ -1,18 +1,12 @@
-"""A sweep as JSON: every trial with its state, every configuration, the cost model, the held-out rows."""
+"""A sweep as JSON: every trial with its state, the held-out rows, the cost models."""
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from eagle3.tuning.cost_model import CostModel, prediction_errors
 from eagle3.tuning.finalists import Outcome
-from eagle3.tuning.measurement import Measurement
-from eagle3.tuning.space import Configuration, Space
-from eagle3.tuning.study import Record, known_configurations
-
-# How many of the predictions are written out.
-_PREDICTIONS = 20
+from eagle3.tuning.study import Record
 
 
 def trial_row(record: Record, seed: int) -> dict[str, Any]:
@@ -53,62 +47,36 @@ def trial_row(record: Record, seed: int) -> dict[str, Any]:
 
 def sweep_results(
     records: list[Record],
-    space: Space,
     identity: Mapping[str, Any],
     seed: int,
-    outcome: Outcome | None,
+    held_out: Mapping[str, Any],
+    cost_model: Mapping[str, Any] | None,
     origin: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """What reports/sweep.json holds."""
-    known = known_configurations(records)
+    """What reports/sweep.json holds; `held_out` is of `held_out_results`, `cost_model` of `Predictions`."""
     return {
         "trials": [trial_row(record, seed) for record in records],
-        "held_out": outcome.rows if outcome is not None else [],
-        "summary": outcome.summary if outcome is not None else None,
-        "cost_model": cost_model_rows(known, space),
+        **held_out,
+        "cost_model": cost_model,
         "identity": dict(identity),
         "origin": dict(origin),
     }
 
 
-def cost_model_rows(known: Mapping[Configuration, Measurement], space: Space) -> dict[str, Any] | None:
-    """The fitted model, its error on configurations it was not shown, and its best predictions."""
-    model = CostModel.fit(known)
-    if model is None:
-        return None
-    errors = prediction_errors(known)
-    relative = [abs(predicted / measured - 1.0) for predicted, measured in errors.values()]
-    costs = model.costs
-    return {
-        "acceptance_by_depth": list(model.acceptance.by_depth),
-        "width_exponent": model.acceptance.width_exponent,
-        "vanilla_ms_per_token": 1000 * costs.vanilla_token,
-        "verify_ms": {"fixed": 1000 * costs.verify[0], "per_token": 1000 * costs.verify[1]},
-        "draft_ms": {
-            "fixed": 1000 * costs.draft[0],
-            "per_step": 1000 * costs.draft[1],
-            "per_node": 1000 * costs.draft[2],
-        },
-        "other_ms": {"fixed": 1000 * costs.other[0], "per_token": 1000 * costs.other[1]},
-        "median_relative_error": float(np.median(relative)) if relative else None,
-        "errors": [
-            {"name": space.label(configuration), "predicted": predicted, "measured": measured}
-            for configuration, (predicted, measured) in errors.items()
-        ],
-        "predictions": predictions(model, space),
-    }
+def held_out_results(
+    path: Path, study: str, identity: Mapping[str, Any], outcome: Outcome | None
+) -> dict[str, Any]:
+    """The rows on held-out prompts with their summary, and the study that they belong to.
 
+    A run that ended before it measured any has those of the study's earlier run, as best_params.yaml has.
 
-def predictions(model: CostModel, space: Space, count: int = _PREDICTIONS) -> list[dict[str, Any]]:
-    """The configurations that the model predicts to be fastest."""
-    predictable = [item for item in space.configurations() if item.drafted_whole]
-    best: Iterable[Configuration] = sorted(predictable, key=lambda item: -model.speedup(item))
-    return [
-        {
-            "name": space.label(item),
-            "params": item.as_dict(),
-            "speedup": model.speedup(item),
-            "tau": model.acceptance.tau(item),
-        }
-        for item in list(best)[:count]
-    ]
+    Args:
+        path: of the results that will be replaced.
+    """
+    if outcome is not None:
+        return {"study": study, "held_out": outcome.rows, "summary": outcome.summary}
+    if path.is_file():
+        earlier = json.loads(path.read_text(encoding="utf-8"))
+        if earlier.get("study") == study and earlier["identity"] == json.loads(json.dumps(identity)):
+            return {key: earlier[key] for key in ("study", "held_out", "summary")}
+    return {"study": study, "held_out": [], "summary": None}

@@ -3,12 +3,12 @@
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from eagle3.decoding.generation import Decoder
 from eagle3.measure.statistics import Interval
-from eagle3.tuning.cost_model import CostModel
 from eagle3.tuning.measurement import Measurement
+from eagle3.tuning.predictor import Predictor
 from eagle3.tuning.space import Configuration
 from eagle3.tuning.study import Asked, Record, Study, known_configurations, measured, ranked
 from eagle3.tuning.trial import Incumbent, TrialResult, Workload, run_trial, warm
@@ -50,7 +50,7 @@ class Runner:
         Args:
             decoder_of: makes the decoder of a configuration.
             say: takes lines of progress.
-            on_trial: takes every trial that ended, also one that had nothing to measure.
+            on_trial: takes every trial that ended, also one that had nothing to measure or was killed.
         """
         self.study, self.workload, self.plan = study, workload, plan
         self.vanilla, self.decoder_of = vanilla, decoder_of
@@ -61,11 +61,14 @@ class Runner:
         """Run until the plan is fulfilled. A KeyboardInterrupt passes through; its trial is run again later.
 
         Raises:
-            RuntimeError: after several failed trials in a row, from the last one's error.
+            ValueError: after several failed trials in a row, from the last one's error.
         """
         began, failures = time.monotonic(), 0
         warm(self.vanilla, self.workload)
         while True:
+            for number in self.study.revive():
+                self.say(f"trial {number} was killed; it is run again")
+                self._report(number, time.monotonic() - began)
             records = self.study.records()
             if why := self._finished(records, time.monotonic() - began):
                 self.say(why)
@@ -85,13 +88,17 @@ class Runner:
                 self.study.enqueue(
                     asked.configuration, f"again, trial {asked.number} was interrupted", even_if_known=True
                 )
+                self._report(asked.number, time.monotonic() - began)
                 raise
             except Exception as error:
                 failures += 1
                 self.study.tell_failed(asked, f"{type(error).__name__}: {error}")
                 self.say(f"trial {asked.number} {self._label(asked)} failed: {error}")
                 if failures == _MOST_FAILURES:
-                    raise RuntimeError(f"{failures} trials in a row failed, the last one as above") from error
+                    raise ValueError(
+                        f"{failures} trials in a row failed, the last with {type(error).__name__}: {error}. "
+                        "See to that; the same command goes on"
+                    ) from error
             else:
                 failures = 0
                 self.study.tell(asked, result, (known or Measurement()) + result.measurement)
@@ -102,14 +109,19 @@ class Runner:
         incumbent = None
         if best and self.study.stops_early and best[0][0] != asked.configuration:
             incumbent = Incumbent(self.study.space.label(best[0][0]), best[0][1].speedups())
-        return run_trial(
-            self.vanilla,
-            self.decoder_of(asked.configuration),
-            self.workload,
-            asked.number,
-            incumbent=incumbent,
-            level=self.plan.early_stop,
-        )
+        with self.study.beating(asked):
+            began = time.perf_counter()
+            decoder = self.decoder_of(asked.configuration)
+            starting = time.perf_counter() - began  # a server takes minutes
+            result = run_trial(
+                self.vanilla,
+                decoder,
+                self.workload,
+                asked.number,
+                incumbent=incumbent,
+                level=self.plan.early_stop,
+            )
+        return replace(result, seconds=starting + result.seconds)
 
     def _finished(self, records: list[Record], seconds: float) -> str | None:
         """Why the sweep ends now, or None."""
@@ -141,16 +153,14 @@ class Runner:
         done = len(measured(records))
         if self.study.sampler == "grid" or self.study.waiting or done % _SUGGEST_EVERY:
             return
-        model = CostModel.fit(known_configurations(records)) if done >= _FIT_FROM else None
-        if model is not None and (favourite := self._favourite(model, records)) is not None:
+        if (favourite := self._favourite(records)) is not None:
             self.study.enqueue(favourite, "cost model")
 
     def _replace(self, records: list[Record], number: int) -> None:
         """In place of a trial that had nothing to measure, queue one that has."""
         if self.study.sampler == "grid" or self.study.waiting:
             return
-        model = CostModel.fit(known_configurations(records)) if len(measured(records)) >= _FIT_FROM else None
-        if model is not None and (favourite := self._favourite(model, records)) is not None:
+        if (favourite := self._favourite(records)) is not None:
             self.study.enqueue(favourite, "cost model")
         elif unknown := self._unknown(records):
             self.study.enqueue(random.Random(f"{self.plan.seed}/{number}").choice(unknown), "random")
@@ -166,10 +176,12 @@ class Runner:
         tried = {record.configuration for record in records}
         return [item for item in self.study.space.configurations() if item not in tried]
 
-    def _favourite(self, model: CostModel, records: list[Record]) -> Configuration | None:
-        """The configuration without a measurement that the model predicts to be fastest."""
-        predictable = [item for item in self._unknown(records) if item.drafted_whole]
-        return max(predictable, key=model.speedup, default=None)
+    def _favourite(self, records: list[Record]) -> Configuration | None:
+        """The configuration without a measurement that is predicted to be fastest, once that can be told."""
+        if len(measured(records)) < _FIT_FROM:
+            return None
+        ranking = Predictor.fit(known_configurations(records)).ranked(self._unknown(records))
+        return ranking[0][0] if ranking else None
 
     def _report(self, number: int, seconds: float) -> None:
         records = self.study.records()

@@ -1,6 +1,5 @@
 """A sweep as params.yaml describes it: space, first trials, workload, and what the times depend on."""
 
-import random
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -10,22 +9,21 @@ from typing import Any
 import pandas as pd
 import torch
 
-from eagle3 import paths
-from eagle3.config import HeadMethod, Settings
+from eagle3 import paths, serving
+from eagle3.config import Settings
 from eagle3.measure.bench import Bench, evaluated_target
 from eagle3.measure.evaluation import code_digest
 from eagle3.measure.prompts import task_prompts
-from eagle3.measure.rendering import ChatRenderer
+from eagle3.measure.rendering import ChatRenderer, Prompt
 from eagle3.measure.settings import EvaluationSettings
-from eagle3.provenance import fingerprint_machine, hash_object, hash_tree
+from eagle3.provenance import fingerprint_machine, hash_object, hash_tree, short_hash
 from eagle3.serving.bench import ServedBench
+from eagle3.tuning.defaults import default_configurations, trials_to_enqueue
 from eagle3.tuning.finalists import Finalist, Outcome, choose_finalists, decide
-from eagle3.tuning.space import VANILLA_LIKE, Configuration, Space
+from eagle3.tuning.space import Space
 from eagle3.tuning.study import Study, ranked
 from eagle3.tuning.trial import Workload
 from eagle3.tuning.workbench import Workbench
-
-Named = list[tuple[str, Configuration]]
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ class Session:
         space, marks = make_space(settings), fingerprint(settings)
         bench = load_workbench(settings, device, stack)
         workload = tuning_workload(settings, bench)
-        identity = identity_of(settings, space, workload, marks)
+        identity = identity_of(settings, marks)
         study = Study.open(name, storage, space, identity, sampler, seed)
         for source, configuration in trials_to_enqueue(settings, space, sampler):
             study.enqueue(configuration, source)
@@ -89,10 +87,7 @@ class Session:
         wanted, bench = self.settings.sweep.held_out, self.bench
         report = bench.evaluate(
             [bench.vanilla(), *(bench.decoder(item.configuration, item.name) for item in finalists)],
-            # From the other end than evaluation: its "tuned" row is not measured on what chose it.
-            task_prompts(
-                paths.TASKS, self.settings.sweep.tasks, "held_out", wanted.prompts_per_task, from_end=True
-            ),
+            held_out_prompts(self.settings),
             _measuring(self.settings, wanted.max_new_tokens, wanted.repeats),
             machine=self.marks["machine"],
             subject={
@@ -117,61 +112,33 @@ def make_space(settings: Settings) -> Space:
     return Space(**dict(settings.sweep.space))
 
 
-def default_configurations(settings: Settings, space: Space) -> dict[str, Configuration]:
-    """What a winner has to beat: well-known trees, and those that params.yaml evaluates with these drafts."""
-    found = space.known()
-    for method in settings.evaluate.methods:
-        if not isinstance(method, HeadMethod):
-            continue
-        tree = method.tree
-        shape = (tree.num_steps, tree.topk, tree.num_draft_tokens)
-        configuration = replace(space.default(shape), draft=method.draft, backend=method.backend)
-        if space.contains(configuration):
-            found[f"{method.name} of params.yaml"] = configuration
-    return found
-
-
-def trials_to_enqueue(settings: Settings, space: Space, sampler: str) -> Named:
-    """What is tried before anything is sampled: the known trees, or the whole grid."""
-    return grid_trials(settings, space) if sampler == "grid" else first_trials(settings, space)
-
-
-def first_trials(settings: Settings, space: Space) -> Named:
-    """Tried before anything is sampled, where in the space: (who chose it, configuration), each once."""
-    named = {"vanilla-like": space.default(VANILLA_LIKE), **default_configurations(settings, space)}
-    by_configuration: dict[Configuration, str] = {}
-    for name, configuration in named.items():
-        if space.contains(configuration):
-            by_configuration.setdefault(configuration, name)
-    return [(name, configuration) for configuration, name in by_configuration.items()]
-
-
-def grid_trials(settings: Settings, space: Space) -> Named:
-    """The grid in random order, so that any part of it is a fair sample."""
-    points = space.grid(**dict(settings.sweep.grid))
-    if not points:
-        raise ValueError(
-            "sweep.grid: none of its points is a tree of sweep.space; num_draft_tokens - 1 must be from "
-            "num_steps to topk + (num_steps - 1) * topk**2"
-        )
-    random.Random(settings.seed).shuffle(points)
-    return [("grid", point) for point in points]
-
-
 def load_workbench(settings: Settings, device: str, stack: ExitStack) -> Workbench:
     """The target as params.yaml evaluates it, ready to make decoders."""
     target = evaluated_target(settings.evaluate, device)
     bench = Bench(target, paths.DRAFTS, target.dtype)
     if settings.sweep.engine != "native":
         bench = ServedBench.start(settings, settings.sweep.engine, target, stack)
-    return Workbench(bench, len(settings.sweep.space.threads) > 1, settings.sweep.batch_size)
+    return Workbench(bench, settings.sweep.space.threads != (0,), settings.sweep.batch_size)
+
+
+def tuning_prompts(settings: Settings) -> list[Prompt]:
+    """The first tuning prompts of every task."""
+    return task_prompts(paths.TASKS, settings.sweep.tasks, "tuning", settings.sweep.prompts_per_task)
+
+
+def held_out_prompts(settings: Settings) -> list[Prompt]:
+    """From the other end than evaluation's: its "tuned" row is not measured on what chose it."""
+    wanted = settings.sweep
+    return task_prompts(
+        paths.TASKS, wanted.tasks, "held_out", wanted.held_out.prompts_per_task, from_end=True
+    )
 
 
 def tuning_workload(settings: Settings, bench: Workbench) -> Workload:
-    """What every trial decodes: the first tuning prompts of every task."""
+    """What every trial decodes."""
     wanted = settings.sweep
     return Workload(
-        task_prompts(paths.TASKS, wanted.tasks, "tuning", wanted.prompts_per_task),
+        tuning_prompts(settings),
         ChatRenderer(bench.target.tokenizer, bench.target.eos_token_ids),
         _measuring(settings, wanted.max_new_tokens, wanted.repeats),
     )
@@ -188,19 +155,35 @@ def fingerprint(settings: Settings) -> dict[str, Any]:
     }
 
 
-def identity_of(
-    settings: Settings, space: Space, workload: Workload, marks: Mapping[str, Any]
-) -> dict[str, Any]:
+def identity_of(settings: Settings, marks: Mapping[str, Any]) -> dict[str, Any]:
     """All that a trial's times depend on beside its configuration; `marks` is the `fingerprint`."""
+    wanted = settings.sweep
     return {
         **marks,
-        "space": asdict(space),
+        "space": asdict(make_space(settings)),
         "workload": {
-            **workload.settings.as_dict(),
-            "prompts": hash_object([vars(prompt) for prompt in workload.prompts]),
+            **_measuring(settings, wanted.max_new_tokens, wanted.repeats).as_dict(),
+            "prompts": hash_object([vars(prompt) for prompt in tuning_prompts(settings)]),
             "vanilla_threads": settings.evaluate.threads,
         },
         "code": code_digest(),
+        **served_identity(settings),
+    }
+
+
+def served_identity(settings: Settings) -> dict[str, Any]:
+    """What the times of a served sweep depend on and can be known before a server starts."""
+    engine = settings.sweep.engine
+    if engine == "native":
+        return {}
+    own = settings.serving.engine(engine).model_dump(mode="json")
+    return {
+        "serving": {
+            **{key: own[key] for key in ("python", "options", "urls")},
+            # Hashed: tokens and passwords are among them, and a study may be shared.
+            "environment": {name: short_hash(value) for name, value in own["environment"].items()},
+            "code": hash_tree(Path(serving.__file__).parent),
+        }
     }
 
 

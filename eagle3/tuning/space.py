@@ -9,12 +9,21 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import optuna
 
 # How much of the range of token budgets a tree takes, on a logarithmic scale: 0 the smallest, 1 the largest.
 FILL = "fill"
+
+
+class Options(NamedTuple):
+    """What stands beside the tree and changes the cost of every round."""
+
+    draft: str
+    draft_dtype: str
+    threads: int
+    backend: str
 
 
 @dataclass(frozen=True)
@@ -34,6 +43,11 @@ class Configuration:
     def tree(self) -> dict[str, int]:
         """The tree's part alone."""
         return {key: getattr(self, key) for key in ("num_steps", "topk", "num_draft_tokens")}
+
+    @property
+    def options(self) -> Options:
+        """All but the tree and its confidence."""
+        return Options(self.draft, self.draft_dtype, self.threads, self.backend)
 
     @property
     def drafted_whole(self) -> bool:
@@ -106,7 +120,13 @@ class Space:
             and configuration.threads in self.threads
             and configuration.backend in self.backends
             and configuration.confidence in self.confidences
-            and 1 <= configuration.num_steps <= self.max_num_steps
+            and self.has_tree(configuration)
+        )
+
+    def has_tree(self, configuration: Configuration) -> bool:
+        """Whether the tree is one of the space's, whatever the options."""
+        return (
+            1 <= configuration.num_steps <= self.max_num_steps
             and 1 <= configuration.topk <= self.max_topk
             and configuration.num_draft_tokens in self.budgets(configuration.num_steps, configuration.topk)
         )
@@ -116,9 +136,9 @@ class Space:
         return Configuration(self.drafts[0], *tree, self.draft_dtypes[0], self.threads[0], self.backends[0])
 
     def known(self) -> dict[str, Configuration]:
-        """The well-known trees that lie in the space, by name."""
+        """The well-known trees of the space's sizes, drafted whole, by name."""
         found = {name: self.default(tree) for name, tree in KNOWN_TREES.items()}
-        return {name: item for name, item in found.items() if self.contains(item)}
+        return {name: item for name, item in found.items() if self.has_tree(item)}
 
     def grid(
         self, num_steps: Sequence[int], topk: Sequence[int], num_draft_tokens: Sequence[int]
@@ -134,17 +154,21 @@ class Space:
         return [point for point in dict.fromkeys(points) if self.contains(point)]
 
     def label(self, configuration: Configuration) -> str:
-        """A name that tells configurations of this space apart: the tree, and the options that vary."""
+        """A name that tells configurations apart: the tree, and options that vary or that the space lacks."""
+
+        def tells(options: Sequence[Any], value: Any) -> bool:
+            return len(options) > 1 or value not in options
+
         parts = ["/".join(str(value) for value in configuration.tree.values())]
-        if len(self.drafts) > 1:
+        if tells(self.drafts, configuration.draft):
             parts.insert(0, configuration.draft)
-        if len(self.draft_dtypes) > 1:
+        if tells(self.draft_dtypes, configuration.draft_dtype):
             parts.append(configuration.draft_dtype)
-        if len(self.threads) > 1:
+        if tells(self.threads, configuration.threads):
             parts.append(f"{configuration.threads} threads")
-        if len(self.backends) > 1:
+        if tells(self.backends, configuration.backend):
             parts.append(configuration.backend)
-        if len(self.confidences) > 1:
+        if tells(self.confidences, configuration.confidence):
             parts.append(f"confidence {configuration.confidence:g}")
         return " ".join(parts)
 

@@ -1,18 +1,20 @@
 """A sweep's study: trials in an Optuna storage, bound to what was measured, resumed after any kill."""
 
-import json
-import socket
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import optuna
 from optuna.exceptions import ExperimentalWarning
-from optuna.trial import TrialState
+from optuna.storages import RDBStorage
+from optuna.trial import FrozenTrial, TrialState
 
-from eagle3.measure.records import changed_keys
+from eagle3.tuning.heartbeat import GRACE, beating, fail_silent_trials, machine_name, open_storage, quietly
+from eagle3.tuning.identity import refusal
 from eagle3.tuning.measurement import Measurement
 from eagle3.tuning.space import Configuration, Space
 from eagle3.tuning.trial import TrialResult
@@ -70,7 +72,8 @@ class Study:
     optuna: optuna.Study
     space: Space
     sampler: str
-    local: bool  # its storage is a file of this machine
+    storage: RDBStorage
+    silent: list[FrozenTrial] = field(default_factory=list)  # failed for giving no sign of life
 
     @classmethod
     def open(
@@ -91,21 +94,18 @@ class Study:
             ValueError: if the study was made for another identity, naming what differs and the way out.
         """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        wanted: dict[str, Any] = json.loads(json.dumps(identity))
+        silent: list[FrozenTrial] = []
+        opened = open_storage(storage, silent)
         study = optuna.create_study(
-            study_name=name, storage=storage, direction="maximize", load_if_exists=True
+            study_name=name, storage=opened, direction="maximize", load_if_exists=True
         )
-        before = study.user_attrs.get("identity")
-        if before is None:
-            study.set_user_attr("identity", wanted)
-        elif changed := changed_keys(before, wanted):
-            differences = "; ".join(_difference(key, before, wanted) for key in changed)
-            raise ValueError(
-                f"study {name!r} in {storage} was measured under other conditions: {differences}. Its times "
-                "do not compare with new ones: start another with --study <name>, or undo the change"
-            )
+        opened_study = cls(study, space, sampler, opened, silent)
+        if reason := opened_study.refusal(identity):
+            raise ValueError(reason)
+        if "identity" not in study.user_attrs:
+            study.set_user_attr("identity", dict(identity))
         study.sampler = make_sampler(sampler, seed + len(study.get_trials(deepcopy=False)))
-        return cls(study, space, sampler, storage.startswith("sqlite"))
+        return opened_study
 
     @classmethod
     def read(cls, name: str, storage: str, space: Space) -> "Study | None":
@@ -114,11 +114,19 @@ class Study:
         path = Path(storage.removeprefix("sqlite:///"))
         if storage.startswith("sqlite:///") and not path.is_file():
             return None  # connecting would make the file
+        silent: list[FrozenTrial] = []
+        opened = open_storage(storage, silent)
         try:
-            study = optuna.load_study(study_name=name, storage=storage)
+            study = optuna.load_study(study_name=name, storage=opened)
         except KeyError:
             return None
-        return cls(study, space, SAMPLERS[0], storage.startswith("sqlite"))
+        return cls(study, space, SAMPLERS[0], opened, silent)
+
+    def refusal(self, identity: Mapping[str, Any]) -> str | None:
+        """Why `open` would refuse this study with another identity; None where it would not."""
+        before = self.optuna.user_attrs.get("identity")
+        name, url = self.optuna.study_name, self.storage.url
+        return None if before is None else refusal(name, url, before, identity)
 
     @property
     def stops_early(self) -> bool:
@@ -133,16 +141,20 @@ class Study:
     def revive(self) -> list[int]:
         """Tell dead trials that they failed, and queue them again; returns their numbers.
 
-        To be called while holding the machine's timing lock: then a running trial of this machine was killed.
-        In a local file all trials are this machine's.
+        To be called while holding the machine's timing lock, and between trials: then a running trial of this
+        machine was killed. Of other machines' trials those are dead that give no sign of life.
         """
         dead = [
             trial
             for trial in self.optuna.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-            if self.local or trial.user_attrs.get("host") == socket.gethostname()
+            if trial.user_attrs.get("machine") == machine_name() or _never_began(trial)
         ]
         for trial in dead:
-            self.optuna.tell(trial.number, state=TrialState.FAIL)
+            self.optuna.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
+        fail_silent_trials(self.optuna)
+        dead += self.silent
+        self.silent.clear()
+        for trial in dead:
             if "configuration" in trial.user_attrs:
                 again = Configuration(**trial.user_attrs["configuration"])
                 self.enqueue(again, f"again, trial {trial.number} was killed", even_if_known=True)
@@ -161,11 +173,18 @@ class Study:
 
     def ask(self) -> Asked:
         """The next trial, from the queue or the sampler."""
-        trial = self.optuna.ask()
-        trial.set_user_attr("host", socket.gethostname())
+        with quietly():
+            trial = self.optuna.ask()
+        trial.set_user_attr("machine", machine_name())
         configuration = self.space.suggest(trial, self._fills_always)
         trial.set_user_attr("configuration", configuration.as_dict())
         return Asked(trial, configuration, trial.user_attrs.get("source", self.sampler))
+
+    def beating(self, asked: Asked) -> AbstractContextManager[None]:
+        """To be entered while the trial is measured: other machines see that it lives."""
+        study_id = self.storage.get_study_id_from_name(self.optuna.study_name)
+        trial_id = self.storage.get_trial_id_from_study_id_trial_number(study_id, asked.number)
+        return beating(self.storage, trial_id)
 
     def tell(self, asked: Asked, result: TrialResult, known: Measurement) -> None:
         """Record a measured trial; its value is the estimate from all that is known of its configuration."""
@@ -212,7 +231,8 @@ class Study:
                     measurement=own,
                     known=known.get(configuration) if configuration is not None else None,
                     source=values.get("source", self.sampler),
-                    reason=values.get("reason", ""),
+                    # Nobody is left to give a reason where a trial was killed.
+                    reason=values.get("reason", "killed" if trial.state == TrialState.FAIL else ""),
                     seconds=values.get("seconds"),
                     foreign_cpu=values.get("foreign_cpu"),
                 )
@@ -223,6 +243,16 @@ class Study:
     def _fills_always(self) -> bool:
         """A Gaussian process models the parameters that all trials have."""
         return self.sampler == "gp"
+
+
+def _never_began(trial: FrozenTrial) -> bool:
+    """Whether a trial was killed, long ago, between being asked for and being some machine's."""
+    began = trial.datetime_start
+    return (
+        "machine" not in trial.user_attrs
+        and began is not None
+        and (datetime.now() - began).total_seconds() > GRACE
+    )
 
 
 def measured(records: list[Record]) -> list[Record]:
@@ -247,15 +277,3 @@ def ranked(records: list[Record]) -> list[tuple[Configuration, Measurement]]:
         ((configuration, known[configuration]) for configuration in full if configuration is not None),
         key=lambda item: -item[1].speedup(),
     )
-
-
-def _difference(key: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """ "machine.cpu was A and is B", shortened."""
-
-    def value(values: Any) -> str:
-        for part in key.split("."):
-            values = values.get(part) if isinstance(values, Mapping) else None
-        text = json.dumps(values, ensure_ascii=False)
-        return text if len(text) <= 40 else text[:37] + "..."
-
-    return f"{key} was {value(before)} and is {value(now)}"

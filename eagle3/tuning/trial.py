@@ -2,7 +2,7 @@
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from eagle3.decoding.generation import Decoder
@@ -53,7 +53,6 @@ def run_trial(
     *,
     incumbent: Incumbent | None = None,
     level: float = 0.0,
-    on_prompt: Callable[[int, int], None] = lambda done, total: None,
 ) -> TrialResult:
     """Measure a configuration on all prompts, or until it is losing to the incumbent.
 
@@ -64,7 +63,6 @@ def run_trial(
         number: seeds the order of prompts and methods.
         incumbent: what to lose to; None measures in full.
         level: see `early_stop.is_losing`.
-        on_prompt: told the prompts measured and their number after each.
     """
     began = time.perf_counter()
     settings = _settings_of(workload.settings, number)
@@ -78,7 +76,6 @@ def run_trial(
             assert isinstance(record, Cell), "a trial's failures pass through"
             cells[record.key] = record
         measurement = measurement_from_cells(cells.values(), TRIAL)
-        on_prompt(done, len(blocks))
         if incumbent is None or done == len(blocks):
             continue
         comparison = compare(measurement.speedups(), incumbent.speedups)

@@ -14,7 +14,7 @@ from eagle3.measure.settings import EvaluationSettings
 from eagle3.tuning.measurement import Measurement, PromptTimes, Rounds
 from eagle3.tuning.runner import Plan, Runner
 from eagle3.tuning.space import Configuration, Space
-from eagle3.tuning.study import Study
+from eagle3.tuning.study import Record, Study
 from eagle3.tuning.trial import Workload
 from tests.measure.fakes import FakeDecoder, fake_renderer, prompts
 
@@ -70,12 +70,15 @@ def runner(
     trials: int,
     decoder_of: Callable[[Configuration], FakeDecoder] = fake_decoder,
     lines: list[str] | None = None,
+    ended: list[Record] | None = None,
     **plan: Any,
 ) -> Runner:
-    """A runner over the fake workload; lines of progress are appended to `lines`."""
+    """A runner over the fake workload; its lines of progress go to `lines`, trials that ended to `ended`."""
     values: dict[str, Any] = {"timeout": None, "early_stop": 0.1, "seed": 1, **plan}
     say = (lines if lines is not None else []).append
-    return Runner(study, workload(), vanilla(), decoder_of, Plan(trials, **values), say=say)
+    on_trial = (ended if ended is not None else []).append
+    plan_ = Plan(trials, **values)
+    return Runner(study, workload(), vanilla(), decoder_of, plan_, say=say, on_trial=on_trial)
 
 
 def measurement(speedups: list[float], rounds: Rounds | None = None, repeats: int = 1) -> Measurement:

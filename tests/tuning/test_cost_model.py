@@ -13,10 +13,11 @@ from eagle3.tuning.cost_model import (
     Costs,
     fit_acceptance,
     level_width,
-    prediction_errors,
 )
 from eagle3.tuning.measurement import Measurement, PromptTimes, Rounds
-from eagle3.tuning.preview import describe_other_machine, expected_trial_seconds
+from eagle3.tuning.predictions import Predictions
+from eagle3.tuning.predictor import Predictor, unseen_speedups
+from eagle3.tuning.preview import describe_other_machine
 from eagle3.tuning.results import sweep_results
 from eagle3.tuning.space import Configuration, Space
 from eagle3.tuning.study import Record
@@ -76,10 +77,11 @@ def test_trees_that_end_by_confidence_teach_the_model_nothing_and_are_not_predic
     known = {configuration(tree): follows_the_truth(configuration(tree)) for tree in TREES}
     cut = replace(configuration((5, 8, 64)), confidence=0.2)
     with_cut = {**known, cut: follows_the_truth(configuration((1, 1, 2)))}
-    model = CostModel.fit(known)
-    assert model is not None
-    assert CostModel.fit(with_cut) == model
-    assert cut not in prediction_errors(with_cut)
+    predictor = Predictor.fit(known)
+    assert Predictor.fit(with_cut) == predictor
+    assert cut not in unseen_speedups(with_cut)
+    assert predictor.speedup(cut) is None
+    assert predictor.speedup(configuration((5, 8, 64))) is not None
 
 
 def test_acceptance_is_found() -> None:
@@ -109,9 +111,63 @@ def test_error_is_of_models_that_did_not_see_the_configuration() -> None:
     slow = found[odd]
     times = {key: PromptTimes((1.0,), (10.0,), 10, 10, True) for key in slow.prompts}
     found[odd] = Measurement(times, slow.rounds)
-    predicted, seen = prediction_errors(found)[odd]
-    assert seen == pytest.approx(0.1)
-    assert predicted > 0.3
+    assert found[odd].speedup() == pytest.approx(0.1)
+    assert unseen_speedups(found)[odd] > 0.3
+
+
+def test_servers_tell_whole_rounds_and_levels_are_not_free() -> None:
+    """More levels of the same budget cost draft steps, also where no part of a round is known."""
+    served = {
+        item: Measurement(
+            found.prompts,
+            replace(found.rounds, draft_seconds=0.0, verify_seconds=0.0),
+        )
+        for item, found in measured().items()
+    }
+    model = CostModel.fit(served)
+    assert model is not None
+    assert not model.costs.by_part
+    # The costs are the truth's; what is fixed belongs to no part.
+    assert model.costs.verify == pytest.approx((0.0, 0.002), rel=0.02)
+    assert model.costs.draft == pytest.approx((0.0, 0.003, 0.0005), rel=0.02)
+    assert model.costs.other == pytest.approx((0.030, 0.0), rel=0.02)
+    for tree in [(2, 1, 3), (3, 2, 8), (6, 6, 32)]:
+        expected = follows_the_truth(configuration(tree)).speedup()
+        assert model.speedup(configuration(tree)) == pytest.approx(expected, rel=0.03)
+    assert CostModel.fit(dict(list(served.items())[:3])) is None
+
+
+def test_options_have_models_of_their_own() -> None:
+    """Half as fast with one thread: measurements with one say nothing about those with two."""
+    space = Space(("eagle3",), 6, 8, 64, ("bfloat16",), (0, 1, 2))
+    known = measured()
+    for tree in TREES:
+        fast = follows_the_truth(configuration(tree))
+        rounds = {
+            key: 2 * getattr(fast.rounds, key)
+            for key in ("decode_seconds", "draft_seconds", "verify_seconds")
+        }
+        times = {key: replace(item, seconds=(2 * item.seconds[0],)) for key, item in fast.prompts.items()}
+        known[replace(configuration(tree), threads=1)] = Measurement(times, replace(fast.rounds, **rounds))
+    predictions = Predictions.of(known)
+    chain = configuration((4, 1, 5))
+    fast_speedup, slow_speedup = (
+        predictions.predictor.speedup(replace(chain, threads=threads)) for threads in (0, 1)
+    )
+    assert fast_speedup is not None
+    assert slow_speedup == pytest.approx(fast_speedup / 2, rel=0.02)
+    assert predictions.predictor.speedup(replace(chain, threads=2)) is None  # nothing was measured with two
+    summary = predictions.summary(space)
+    assert summary is not None
+    assert [row["threads"] for row in summary["models"]] == [0, 1]
+    assert summary["median_relative_error"] < 0.05
+
+    table = predictions.table(space)
+    assert len(table) == len(list(space.configurations()))
+    assert table["predicted"].isna().equals(table["threads"] == 2)
+    seen = table.dropna(subset=["measured"])
+    assert len(seen) == sum(space.contains(item) for item in known)
+    assert seen["relative_error"].abs().median() < 0.05
 
 
 def test_two_configurations_are_too_few() -> None:
@@ -134,11 +190,12 @@ def test_flat_costs_favour_larger_trees() -> None:
 
 
 def test_results_are_json_and_figures_are_drawn(tmp_path: Path) -> None:
-    found = sweep_results(records(), SPACE, {"machine": {}}, 0, None, {"command": "x"})
+    cost_model = Predictions.of(measured()).summary(SPACE)
+    found = sweep_results(records(), {"machine": {}}, 0, {"held_out": []}, cost_model, {"command": "x"})
     json.dumps(found, allow_nan=False)
     model = found["cost_model"]
     assert model["median_relative_error"] < 0.05
-    assert model["verify_ms"]["per_token"] == pytest.approx(2.0, rel=0.05)
+    assert model["models"][0]["verify_ms"]["per_token"] == pytest.approx(2.0, rel=0.05)
     assert len(model["predictions"]) == 20
     names = {path.stem for path in write_figures(found, tmp_path)}
     assert names == {"trials", "slices", "contour", "importance", "cost_model"}
@@ -150,15 +207,6 @@ def test_stopped_trial_has_only_a_partial_speedup() -> None:
         Record(0, "pruned", item, found, found, "tpe", "slower", 3.0, 0.0)
         for item, found in measured(TREES[:1]).items()
     ]
-    [row] = sweep_results(stopped, SPACE, {}, 0, None, {})["trials"]
+    [row] = sweep_results(stopped, {}, 0, {}, None, {})["trials"]
     assert row["speedup"] is None
     assert row["partial_speedup"] == pytest.approx(stopped[0].measurement.speedup())  # type: ignore[union-attr]
-
-
-def test_expected_time_comes_from_trials_or_an_evaluation(tmp_path: Path) -> None:
-    evaluation = tmp_path / "evaluation.json"
-    assert expected_trial_seconds([], evaluation, 10, 48) is None
-    rows = [{"method": "vanilla", "task": "all", "tokens_per_second": 24.0}]
-    evaluation.write_text(json.dumps({"results": rows}))
-    assert expected_trial_seconds([], evaluation, 10, 48) == 40.0
-    assert expected_trial_seconds(records(), evaluation, 10, 48) == 3.0

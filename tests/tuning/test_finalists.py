@@ -1,13 +1,15 @@
 """The held-out measurement decides: who takes part, who wins, and whether that is more than noise."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+import yaml
 
 from eagle3.decoding.tree import TreeShape
-from eagle3.tuning.best import read_best, write_best
+from eagle3.tuning.best import read_best, winner_flags, write_best
 from eagle3.tuning.finalists import Finalist, choose_finalists, decide, paired_speedup
 from eagle3.tuning.space import Configuration, Space
 from tests.tuning.fakes import measurement
@@ -122,3 +124,25 @@ def test_best_parameters_are_read_back_for_the_same_machine_and_draft_only(tmp_p
         read_best(path, MARKS)
     with pytest.raises(ValueError, match=r"run python experiments/sweep\.py first"):
         read_best(tmp_path / "none.yaml", MARKS)
+
+
+def test_flags_compile_a_server_that_was_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eagle3.tuning.best.speculation_of", lambda folder, **tree: (folder.name, tree))
+    monkeypatch.setattr("eagle3.tuning.best.sglang_flags", lambda speculation: f"--flags {speculation[0]}")
+    compiled = replace(TUNED, backend="compile")
+    assert winner_flags(TUNED, "sglang") == "--flags eagle3"
+    assert winner_flags(compiled, "sglang") == "--flags eagle3 --enable-torch-compile"
+    assert winner_flags(compiled, "native") == "--flags eagle3"  # there the draft alone was
+
+
+def test_confidence_is_noted_beside_the_flags_that_cannot_say_it(tmp_path: Path) -> None:
+    path = tmp_path / "best_params.yaml"
+    for confidence, note in (
+        (0.0, None),
+        (0.2, "SGLang drafts every tree whole: confidence 0.2"),
+    ):
+        tuned = Finalist("2/1/3", replace(TUNED, confidence=confidence), True)
+        outcome = decide([tuned], [result("2/1/3", 1.6)], table([1.0], [1.0]), 0)
+        write_best(path, outcome, "--flags", MARKS, "python experiments/sweep.py")
+        found = yaml.safe_load(path.read_text()).get("sglang_note")
+        assert found is None if note is None else found.startswith(note)

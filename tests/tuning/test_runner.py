@@ -7,7 +7,7 @@ import pytest
 
 from eagle3.tuning.runner import MOST_REPEATS, duration
 from eagle3.tuning.space import Configuration, Space
-from eagle3.tuning.study import Study, known_configurations, measured, ranked
+from eagle3.tuning.study import Record, Study, known_configurations, measured, ranked
 from tests.measure.fakes import FakeDecoder
 from tests.tuning.fakes import SPACE, fake_decoder, open_study, runner
 
@@ -71,24 +71,51 @@ def test_known_configuration_is_tightened_while_it_may_win_and_not_measured_once
     assert all(record.state == "known" and "before" in record.reason for record in told)
 
 
-def test_interrupted_trial_is_run_again(tmp_path: Path) -> None:
-    study = open_study(tmp_path)
+def test_interrupted_trial_is_tracked_and_run_again(tmp_path: Path) -> None:
+    study, ended = open_study(tmp_path), list[Record]()
 
     def interrupting(configuration: Configuration) -> FakeDecoder:
         decoder = fake_decoder(configuration)
         decoder.stop_after = 5
         return decoder
 
-    sweep = runner(study, 3, interrupting)
+    sweep = runner(study, 3, interrupting, ended=ended)
     enqueue(study, [("chain", BEST)])
     with pytest.raises(KeyboardInterrupt):
         sweep.run()
     assert [(record.state, record.reason) for record in study.records()] == [("fail", "interrupted")]
+    assert ended == study.records()
     resumed = open_study(tmp_path)
     assert resumed.revive() == []
     runner(resumed, 1).run()
     assert resumed.records()[1].configuration == BEST
     assert resumed.records()[1].state == "complete"
+
+
+def test_killed_trial_is_tracked_and_run_again(tmp_path: Path) -> None:
+    study, ended = open_study(tmp_path), list[Record]()
+    enqueue(study, [("chain", BEST)])
+    study.ask()  # and killed here
+    runner(study, 1, ended=ended).run()
+    killed, again = ended
+    assert (killed.state, killed.reason) == ("fail", "killed")
+    assert (again.state, again.source) == ("complete", "again, trial 0 was killed")
+    assert killed.configuration == again.configuration == BEST
+
+
+def test_a_trials_time_includes_the_start_of_its_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time left is estimated from it."""
+    study, clock = open_study(tmp_path), [0.0]
+
+    def starting(configuration: Configuration) -> FakeDecoder:
+        clock[0] += 120.0
+        return fake_decoder(configuration)
+
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    runner(study, 1, starting).run()
+    assert study.records()[0].seconds == 120.0
 
 
 def test_single_failure_is_recorded_and_the_sweep_goes_on(tmp_path: Path) -> None:
@@ -113,7 +140,7 @@ def test_failures_in_a_row_end_the_sweep(tmp_path: Path) -> None:
     def failing(configuration: Configuration) -> FakeDecoder:
         return FakeDecoder("trial", fail=lambda _: True)
 
-    with pytest.raises(RuntimeError, match="3 trials in a row"):
+    with pytest.raises(ValueError, match=r"3 trials in a row .* planted failure\. See to that"):
         runner(study, 10, failing).run()
     assert [record.state for record in study.records()] == ["fail"] * 3
 

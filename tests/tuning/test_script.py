@@ -18,6 +18,7 @@ from eagle3.models.target import Target
 from eagle3.parameters import merge, read_profile
 from eagle3.provenance import write_jsonl, write_yaml
 from eagle3.tuning.best import read_best
+from eagle3.tuning.results import held_out_results
 from eagle3.tuning.runner import Runner
 from eagle3.tuning.setup import fingerprint
 from tests.mlflow_template import copy_database
@@ -30,6 +31,7 @@ SMALL: dict[str, Any] = {
     "evaluate": {
         "tasks": ["quiz"],
         "threads": 1,
+        "draft_dtype": "float32",
         "methods": [
             {
                 "name": "eagle3",
@@ -105,15 +107,8 @@ def test_from_nothing_to_best_parameters(
     assert not (paths.RUNS / "sweep.db").exists()
 
     # Stopped by hand in the third trial ...
-    report, ended = Runner._report, []
-
-    def stop_after_two(self: Runner, number: int, seconds: float) -> None:
-        report(self, number, seconds)
-        ended.append(number)
-        if len(ended) == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(Runner, "_report", stop_after_two)
+    report = Runner._report
+    monkeypatch.setattr(Runner, "_report", stop_after(2))
     with pytest.raises(SystemExit, match="the same command goes on"):
         run_sweep("--trials", "4")
     assert len(results()["trials"]) == 2
@@ -135,6 +130,7 @@ def test_from_nothing_to_best_parameters(
     assert rows == sorted(rows, key=lambda row: -row["speedup"])
     assert all(row["lossless_failures"] == 0 for row in rows)
     assert found["summary"] in said
+    assert len((paths.REPORTS / "sweep_predictions.csv").read_text().splitlines()) == 1 + 12
 
     best = yaml.safe_load((paths.REPORTS / "best_params.yaml").read_text())
     assert best["name"] == rows[0]["name"]
@@ -146,6 +142,27 @@ def test_from_nothing_to_best_parameters(
     check_runs()
     run_sweep("--what-if", "20", "1")
     assert "with 20 ms a target forward and 1 ms a draft step" in capsys.readouterr().out
+
+    # More trials that are stopped by hand take no held-out row away: best_params.yaml stays as well.
+    monkeypatch.setattr(Runner, "_report", stop_after(1))
+    with pytest.raises(SystemExit, match="the same command goes on"):
+        run_sweep("--trials", "6")
+    assert len(results()["trials"]) > len(found["trials"])
+    assert results()["held_out"] == rows
+    assert results()["summary"] == found["summary"]
+
+
+def stop_after(count: int) -> Callable[[Runner, int, float], None]:
+    """`Runner._report`, interrupted after so many trials."""
+    report, ended = Runner._report, list[int]()
+
+    def report_and_stop(self: Runner, number: int, seconds: float) -> None:
+        report(self, number, seconds)
+        ended.append(number)
+        if len(ended) == count:
+            raise KeyboardInterrupt
+
+    return report_and_stop
 
 
 def check_runs() -> None:
@@ -175,12 +192,39 @@ def check_runs() -> None:
     assert {"sweep.json", "best_params.yaml", "figures"} <= artifacts
 
 
-def test_other_draft_is_refused_with_the_way_out(run_sweep: RunSweep, tiny_target: Target) -> None:
-    run_sweep("--trials", "1", "--sampler", "grid")
+def test_other_draft_is_refused_with_the_way_out(
+    run_sweep: RunSweep, tiny_target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_sweep("--trials", "3", "--sampler", "grid")
+    run_sweep("--what-if", "20", "1")
+    assert "other conditions" not in capsys.readouterr().out
     save_draft(paths.DRAFTS / "eagle3", random_eagle3(tiny_target, seed=1), tiny_target, {"data": "abc"})
     with pytest.raises(SystemExit, match=r"drafts\.eagle3 was .* --study"):
-        run_sweep("--trials", "2")
+        run_sweep("--trials", "4")
+    # What only looks says so, too, and what it shows instead.
+    capsys.readouterr()
+    run_sweep("--dry-run")
+    said = capsys.readouterr().out
+    assert "drafts.eagle3 was" in said
+    assert "--study <name>" in said
+    assert "measured so far: 0 of 50" in said
+    run_sweep("--what-if", "20", "1")
+    said = capsys.readouterr().out
+    assert "drafts.eagle3 was" in said
+    assert "predicted from that study all the same" in said
     run_sweep("--trials", "1", "--study", "second")
+
+
+def test_another_study_has_no_held_out_rows_of_this_one(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.json"
+    earlier = {"study": "tree", "held_out": [{"name": "3/1/4"}], "summary": "s", "identity": {"sizes": [1]}}
+    path.write_text(json.dumps(earlier))
+    nothing: dict[str, Any] = {"held_out": [], "summary": None}
+    kept = {key: earlier[key] for key in ("study", "held_out", "summary")}
+    assert held_out_results(path, "tree", {"sizes": (1,)}, None) == kept
+    assert held_out_results(path, "tree", {"sizes": (2,)}, None) == {"study": "tree", **nothing}
+    assert held_out_results(path, "other", {"sizes": (1,)}, None) == {"study": "other", **nothing}
+    assert held_out_results(tmp_path / "none.json", "tree", {}, None) == {"study": "tree", **nothing}
 
 
 def test_batches_are_a_study_of_their_own(run_sweep: RunSweep) -> None:

@@ -2,7 +2,9 @@
 
 import copy
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,9 +13,12 @@ import torch
 from eagle3.config import Settings, parse_settings
 from eagle3.decoding.sampling import Sampling
 from eagle3.measure.prompts import task_prompts
+from eagle3.measure.records import changed_keys
 from eagle3.parameters import SettingsError, read_profile
 from eagle3.provenance import write_jsonl
-from eagle3.tuning.setup import default_configurations, first_trials, grid_trials, make_space
+from eagle3.tuning import setup
+from eagle3.tuning.defaults import default_configurations, first_trials, grid_trials
+from eagle3.tuning.setup import make_space, served_identity
 from eagle3.tuning.workbench import WithThreads
 from tests.measure.fakes import FakeDecoder
 
@@ -57,15 +62,61 @@ def test_default_profile_tries_what_others_use_first() -> None:
     assert "1/1/2" not in {space.label(item) for item in default_configurations(wanted, space).values()}
 
 
-def test_known_trees_are_drafted_whole_or_not_tried() -> None:
+def test_defaults_are_drafted_whole_and_have_to_be_beaten_whatever_the_space() -> None:
     """A default that ends early by confidence is nobody's default."""
     wanted = settings("space", "confidences", value=[0.3, 0.0])
     first = [item for _, item in first_trials(wanted, make_space(wanted))]
     assert first
     assert all(item.confidence == 0 for item in first)
     wanted = settings("space", "confidences", value=[0.3])
-    assert first_trials(wanted, make_space(wanted)) == []
-    assert default_configurations(wanted, make_space(wanted)) == {}
+    space = make_space(wanted)
+    assert first_trials(wanted, space) == []
+    defaults = default_configurations(wanted, space)
+    assert set(defaults) == set(default_configurations(settings(), make_space(settings())))
+    assert space.label(defaults["chain"]) == "3/1/4 confidence 0"
+
+
+def test_methods_of_params_are_measured_as_they_are_evaluated() -> None:
+    """In the evaluation's dtype, not in the first that the sweep may choose."""
+    wanted = settings("space", "draft_dtypes", value=["int8", "bfloat16"])
+    space = make_space(wanted)
+    assert default_configurations(wanted, space)["eagle3 of params.yaml"].draft_dtype == "bfloat16"
+    elsewhere = settings("space", value={**settings_space(), "draft_dtypes": ["int8"], "threads": [1, 2]})
+    found = default_configurations(elsewhere, make_space(elsewhere))["eagle3 of params.yaml"]
+    assert (found.draft_dtype, found.threads) == ("bfloat16", 0)
+    assert make_space(elsewhere).label(found) == "2/3/6 bfloat16 0 threads"
+    assert "eagle3 of params.yaml" not in [name for name, _ in first_trials(elsewhere, make_space(elsewhere))]
+
+
+def settings_space() -> dict[str, Any]:
+    """`sweep.space` of the default profile."""
+    values: dict[str, Any] = read_profile("default", PROFILES)["sweep"]["space"]
+    return values
+
+
+def served(engine: str = "sglang", **own: Any) -> dict[str, Any]:
+    """The identity of a served sweep, with changes of the engine's settings."""
+    values = copy.deepcopy(read_profile("default", PROFILES))
+    values["sweep"]["engine"] = engine
+    values["serving"]["sglang"] |= own
+    return served_identity(parse_settings(values))
+
+
+def test_served_sweeps_are_bound_to_how_their_servers_run() -> None:
+    first = served(options={"mem-fraction-static": 0.8}, environment={"TOKEN": "secret"})
+    other = served(
+        options={"mem-fraction-static": 0.7},
+        environment={"TOKEN": "changed"},
+        urls={"vanilla": "http://host:30000"},
+    )
+    assert changed_keys(first, other) == [
+        "serving.environment.TOKEN",
+        "serving.options.mem-fraction-static",
+        "serving.urls.vanilla",
+    ]
+    assert "secret" not in str(first)
+    assert first["serving"]["code"]
+    assert served("native") == {}
 
 
 def test_default_grid_is_tried_in_an_order_of_its_own() -> None:
@@ -89,6 +140,21 @@ def test_prompts_are_the_first_of_their_split(tmp_path: Path) -> None:
     assert [prompt.id for prompt in task_prompts(tmp_path, ["quiz"], "tuning", 2)] == ["tuning-0", "tuning-1"]
     with pytest.raises(ValueError, match="no prompt of the other split"):
         task_prompts(tmp_path, ["quiz"], "other", 2)
+
+
+@pytest.mark.parametrize(("threads", "own"), [([0], False), ([2], True)])
+def test_a_single_number_of_threads_is_used_as_well(
+    monkeypatch: pytest.MonkeyPatch, threads: list[int], own: bool
+) -> None:
+    wanted = settings("space", "threads", value=threads)
+    target = SimpleNamespace(dtype=torch.float32)
+    bench = SimpleNamespace(target=target, tuned=lambda configuration, name, batch: FakeDecoder(name))
+    monkeypatch.setattr(setup, "evaluated_target", lambda *arguments: target)
+    monkeypatch.setattr(setup, "Bench", lambda *arguments: bench)
+    with ExitStack() as stack:
+        workbench = setup.load_workbench(wanted, "cpu", stack)
+    decoder = workbench.decoder(make_space(wanted).default((3, 1, 4)))
+    assert isinstance(decoder, WithThreads) == own
 
 
 def test_threads_are_set_for_each_decoder() -> None:

@@ -1,6 +1,9 @@
 """A study resumes after any kill, and refuses to mix times that do not compare."""
 
 import json
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import optuna
@@ -8,7 +11,9 @@ import pytest
 from filelock import FileLock
 
 from eagle3.measure.lock import timing_lock
-from eagle3.tuning.space import Configuration
+from eagle3.tuning import study as study_module
+from eagle3.tuning.heartbeat import quietly
+from eagle3.tuning.space import Configuration, Space
 from eagle3.tuning.study import known_configurations, make_sampler, ranked
 from eagle3.tuning.trial import TrialResult
 from tests.tuning.fakes import SPACE, measurement, open_study
@@ -31,6 +36,20 @@ def test_records_survive_reopening(tmp_path: Path) -> None:
     assert records == study.records()
     assert records[0].known == measurement([2.0, 2.0])
     assert study.optuna.best_value == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "gp"])
+def test_drafts_in_int8_are_sampled_stored_and_read_back(tmp_path: Path, sampler: str) -> None:
+    space = Space(("eagle3",), 5, 4, 16, ("bfloat16", "int8"), (0,))
+    study = open_study(tmp_path, sampler, space)
+    study.enqueue(replace(CHAIN, draft_dtype="int8"), "chain")
+    for _ in range(12):
+        study.tell(study.ask(), result([2.0]), measurement([2.0]))
+    records = open_study(tmp_path, sampler, space).records()
+    assert records[0].configuration == replace(CHAIN, draft_dtype="int8")
+    assert space.label(records[0].configuration) == "3/1/4 int8"
+    sampled = {record.configuration.draft_dtype for record in records[1:] if record.configuration}
+    assert sampled == {"bfloat16", "int8"}
 
 
 def test_repeated_configurations_are_pooled(tmp_path: Path) -> None:
@@ -86,19 +105,45 @@ def test_killed_trial_is_run_again(tmp_path: Path, sampler: str) -> None:
 def test_a_queued_trial_killed_before_it_knew_its_configuration_is_queued_again(tmp_path: Path) -> None:
     study = open_study(tmp_path)
     study.enqueue(TREE, "chain")
-    study.optuna.ask()  # and killed here
-    resumed = type(study)(study.optuna, SPACE, "tpe", local=True)
+    with quietly():
+        study.optuna.ask()  # and killed here
+    assert study.revive() == []  # another machine may just have asked
+    execute(tmp_path, "UPDATE trials SET datetime_start = '2020-01-01 00:00:00.000000'")
+    resumed = open_study(tmp_path)
     assert resumed.revive() == [0]
     again = resumed.ask()
     assert (again.configuration, again.source) == (TREE, "chain")
 
 
-def test_other_machines_running_trials_are_left_alone(tmp_path: Path) -> None:
+def execute(folder: Path, statement: str) -> None:
+    """Change the storage behind the study's back."""
+    with closing(sqlite3.connect(folder / "sweep.db")) as connection, connection:
+        assert connection.execute(statement).rowcount == 1
+
+
+def test_other_machines_trials_are_run_again_once_they_give_no_sign_of_life(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a file as well, which may lie on a network; a restarted container is another machine."""
     study = open_study(tmp_path)
-    asked = study.ask()
-    asked.trial.set_user_attr("host", "elsewhere")
-    shared = type(study)(study.optuna, SPACE, "tpe", local=False)
-    assert shared.revive() == []
+    study.enqueue(TREE, "tree")
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(study_module, "machine_name", lambda: "elsewhere")
+        asked = study.ask()
+    with study.beating(asked):
+        pass
+    mine = open_study(tmp_path)
+    assert mine.revive() == []
+    long_ago = "UPDATE trial_heartbeats SET heartbeat = '2020-01-01 00:00:00'"
+    execute(tmp_path, long_ago)
+    with study.beating(asked):
+        pass
+    assert mine.revive() == []
+    execute(tmp_path, long_ago)
+    assert mine.revive() == [0]
+    assert [(record.state, record.reason) for record in mine.records()] == [("fail", "killed")]
+    assert mine.ask().configuration == TREE
+    assert mine.revive() == [1]
 
 
 def test_other_conditions_are_refused_with_what_differs_and_the_way_out(tmp_path: Path) -> None:
@@ -124,8 +169,7 @@ def test_resumed_sampler_does_not_repeat_its_first_choices(tmp_path: Path) -> No
 
 
 def test_storage_names_no_mlflow_table(tmp_path: Path) -> None:
-    study = open_study(tmp_path)
-    assert study.local
+    open_study(tmp_path)
     assert not (tmp_path / "mlflow.db").exists()
 
 
