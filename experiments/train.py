@@ -12,7 +12,13 @@ import pandas as pd
 
 from cli import choose_device, read_settings, run_in_words, stage_parser
 from eagle3 import paths
-from eagle3.config import ExternalModelSettings, ExternalSettings, Settings, TrainedSettings
+from eagle3.config import (
+    ExternalModelSettings,
+    ExternalSettings,
+    IndependentSettings,
+    Settings,
+    TrainedSettings,
+)
 from eagle3.provenance import hash_stage_code, replacing, write_jsonl
 from eagle3.tracking import Tracker
 
@@ -60,12 +66,15 @@ def train(settings: Settings, name: str, draft: TrainedSettings, processes: "Pro
     from eagle3.training.run import TrainingData, train_draft
     from eagle3.training.trainer import METRICS
 
+    wanted = settings.train
+    if isinstance(draft, IndependentSettings) and draft.token_budget is not None:
+        wanted = wanted.model_copy(update={"token_budget": draft.token_budget})
     data = TrainingData.load(settings, device)
     folder = paths.RUNS / "train" / name
     code = {"code": hash_stage_code("train")}
     out = paths.DRAFTS / name
     if not processes.first:
-        train_draft(data, draft, settings.train, settings.seed, code, folder, out, _ignore, processes)
+        train_draft(data, draft, wanted, settings.seed, code, folder, out, _ignore, processes)
         return
     tracker = Tracker.open(settings)
     with tracker.run("train", name, method=name) as run:
@@ -74,9 +83,7 @@ def train(settings: Settings, name: str, draft: TrainedSettings, processes: "Pro
         metrics = folder / METRICS
         before_a_kill = set(metrics.read_text(encoding="utf-8").splitlines()) if metrics.is_file() else set()
         with run.metric_buffer() as log:
-            result = train_draft(
-                data, draft, settings.train, settings.seed, code, folder, out, log, processes
-            )
+            result = train_draft(data, draft, wanted, settings.seed, code, folder, out, log, processes)
         lines = metrics.read_text(encoding="utf-8").splitlines()
         run.log_history(json.loads(line) for line in lines if line in before_a_kill)
         write_history(lines, name)

@@ -72,6 +72,7 @@ class IndependentSettings(Section):
 
     family: Literal["independent"]
     layers: Annotated[tuple[NonNegative, ...], Field(min_length=1)]
+    token_budget: Count | None  # null: train.token_budget
 
 
 class ExternalSettings(Section):

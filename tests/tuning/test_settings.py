@@ -78,13 +78,13 @@ def test_defaults_are_drafted_whole_and_have_to_be_beaten_whatever_the_space() -
 
 def test_methods_of_params_are_measured_as_they_are_evaluated() -> None:
     """In the evaluation's dtype, not in the first that the sweep may choose."""
-    wanted = settings("space", "draft_dtypes", value=["int8", "bfloat16"])
+    wanted = settings("space", "draft_dtypes", value=["bfloat16", "int8"])
     space = make_space(wanted)
-    assert default_configurations(wanted, space)["eagle3 of params.yaml"].draft_dtype == "bfloat16"
-    elsewhere = settings("space", value={**settings_space(), "draft_dtypes": ["int8"], "threads": [1, 2]})
+    assert default_configurations(wanted, space)["eagle3 of params.yaml"].draft_dtype == "int8"
+    elsewhere = settings("space", value={**settings_space(), "draft_dtypes": ["bfloat16"], "threads": [1, 2]})
     found = default_configurations(elsewhere, make_space(elsewhere))["eagle3 of params.yaml"]
-    assert (found.draft_dtype, found.threads) == ("bfloat16", 0)
-    assert make_space(elsewhere).label(found) == "2/3/6 bfloat16 0 threads"
+    assert (found.draft_dtype, found.threads) == ("int8", 0)
+    assert make_space(elsewhere).label(found) == "2/3/6 int8 0 threads"
     assert "eagle3 of params.yaml" not in [name for name, _ in first_trials(elsewhere, make_space(elsewhere))]
 
 
