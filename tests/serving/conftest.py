@@ -7,6 +7,8 @@ with drafts, of the project's own run or else of the smoke run.
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -102,3 +104,16 @@ def served_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def _attentive_to_signals() -> Iterator[None]:
+    """Under nohup and in a script's background, tests and their children inherit ignored signals."""
+    defaults: dict[signal.Signals, Any] = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGHUP: signal.SIG_DFL,
+    }
+    before = {number: signal.signal(number, handler) for number, handler in defaults.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
