@@ -1,6 +1,5 @@
 """Tune the draft tree for this machine by measured speed; the same command goes on where it was stopped."""
 
-import shlex
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from cli import choose_device, read_settings, run_in_words, stage_parser
 from eagle3 import paths
 from eagle3.config import Settings
-from eagle3.provenance import fingerprint_code, write_json, write_text
+from eagle3.provenance import describe_run, script_command, write_json, write_text
 from eagle3.tracking import TrackedRun, Tracker
 
 if TYPE_CHECKING:
@@ -54,8 +53,7 @@ def options() -> ArgumentParser:
 
 def origin() -> dict[str, Any]:
     """The command and the code that make a result."""
-    command = shlex.join(["python", "experiments/sweep.py", *sys.argv[1:]])
-    return {"command": command, **fingerprint_code(paths.REPORTS.resolve().parent)}
+    return describe_run(paths.REPORTS.resolve().parent, script_command("experiments/sweep.py"))
 
 
 def preview(settings: Settings, arguments: Namespace) -> str:

@@ -112,6 +112,7 @@ def evaluate(
     answers = _in_order(answers_from_cells(cells), list(methods), prompts)
     comparisons = dict(_compare(kept, answers, renderer, rescore, settings, log.cells))
     results = results_table(answers, comparisons, dtype=settings.dtype, trees=trees, seed=settings.seed)
+    per_prompt = prompt_table(answers, comparisons)
     circumstances = Circumstances(
         repeats=settings.repeats,
         foreign_cpu_mean=sum(cell.foreign_cpu for cell in cells) / len(cells),
@@ -133,9 +134,9 @@ def evaluate(
         },
         "verdict": judge(results, circumstances),
         "results": results,
-        "pairs": pairs_table(answers, pairs, settings.seed),
+        "pairs": pairs_table(per_prompt, pairs, settings.seed),
     }
-    write_parquet(reports / "per_prompt.parquet", prompt_table(answers, comparisons))
+    write_parquet(reports / "per_prompt.parquet", per_prompt)
     write_json(reports / "evaluation.json", report)
     journal.replace(journal.with_name(journal.name + ".finished"))
     return report

@@ -112,18 +112,19 @@ def _result(
 
 
 def pairs_table(
-    answers: Sequence[Answer], pairs: Sequence[tuple[str, str]], seed: int
+    per_prompt: pd.DataFrame, pairs: Sequence[tuple[str, str]], seed: int
 ) -> list[dict[str, Any]]:
-    """Decode speedup of one method over another, over all tasks, by temperature and paired by prompt."""
-    groups: dict[tuple[str, float], list[Answer]] = defaultdict(list)
-    for answer in answers:
-        groups[answer.key.method, answer.key.temperature].append(answer)
+    """Decode speedup of one method over another, over all tasks, by temperature and paired by prompt.
+
+    Args:
+        per_prompt: as `prompt_table` makes it.
+    """
     rows = []
-    for temperature in sorted({answer.key.temperature for answer in answers}):
+    for temperature, table in per_prompt.groupby("temperature"):
+        decoding = set(table.loc[table["tokens"] > 1, "method"])
         for method, other in pairs:
-            mine, theirs = groups[method, temperature], groups[other, temperature]
-            if any(answer.decode_tokens for answer in mine) and any(item.decode_tokens for item in theirs):
-                found = _speedup(mine, theirs, seed, end_to_end=False)
+            if {method, other} <= decoding:
+                found = paired_speedup(table, other, method, seed)
                 rows.append(
                     {
                         "method": method,
@@ -135,6 +136,21 @@ def pairs_table(
                     }
                 )
     return rows
+
+
+def paired_speedup(per_prompt: pd.DataFrame, baseline: str, method: str, seed: int) -> Interval:
+    """Decode speedup of one method over another at one temperature, paired by prompt."""
+    keys = ["task", "prompt_id"]
+    table = per_prompt.assign(decode_tokens=per_prompt["tokens"] - 1)
+    sums = table.groupby(["method", *keys])[["decode_seconds", "decode_tokens"]].sum()
+    first, second = sums.loc[baseline].align(sums.loc[method], join="inner")
+    return speedup_interval(
+        first["decode_seconds"].tolist(),
+        second["decode_seconds"].tolist(),
+        first["decode_tokens"].tolist(),
+        second["decode_tokens"].tolist(),
+        seed=seed,
+    )
 
 
 def _speedup(

@@ -69,6 +69,17 @@ def read_draft_files(folder: Path) -> DraftFiles:
     return DraftFiles(family, values, floats, embedding, path)
 
 
+def read_family(folder: Path) -> str:
+    """The family of a draft; its tensors are read only where config.json does not tell.
+
+    Raises:
+        ValueError: as `read_draft_files`, as far as it is read.
+    """
+    values = read_values(folder)
+    _weights_file(folder)
+    return _named_family(values) or read_draft_files(folder).family
+
+
 def check_embedding(files: DraftFiles, embedding: Tensor) -> None:
     """Refuse a draft that brings another embedding than the target's, which drafting uses.
 
@@ -132,38 +143,53 @@ def read_values(folder: Path) -> dict[str, Any]:
     return {**layer, **own, "architectures": [ARCHITECTURES["eagle3"]]}
 
 
+def _weights_file(folder: Path) -> Path:
+    """The file that the tensors are in, or that names them; ValueError where there is none."""
+    for name in (WEIGHTS, INDEX, PICKLED):
+        if (folder / name).exists():
+            return folder / name
+    raise ValueError(f"{folder}: {WEIGHTS} is missing; the training that writes it has not finished")
+
+
 def _read_tensors(folder: Path) -> tuple[Path, dict[str, Tensor]]:
-    if (folder / WEIGHTS).exists():
-        return folder / WEIGHTS, load_file(folder / WEIGHTS)
-    if (folder / INDEX).exists():
-        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+    path = _weights_file(folder)
+    if path.name == WEIGHTS:
+        return path, load_file(path)
+    if path.name == INDEX:
+        index = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
         merged: dict[str, Tensor] = {}
         for shard in sorted(set(index.values())):
             if not (folder / shard).exists():
                 raise ValueError(f"{folder}: {shard} is missing, which {INDEX} names; download it again")
             merged |= load_file(folder / shard)
-        return folder / INDEX, merged
-    path = folder / PICKLED
-    if path.exists():
-        try:
-            return path, torch.load(path, map_location="cpu", weights_only=True)
-        except pickle.UnpicklingError as error:
-            raise ValueError(
-                f"{path}: holds more than tensors ({str(error).splitlines()[0]}), which could run code; "
-                "convert it to safetensors where you trust it"
-            ) from None
-    raise ValueError(f"{folder}: {WEIGHTS} is missing; the training that writes it has not finished")
+        return path, merged
+    try:
+        return path, torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ValueError(
+            f"{path}: holds more than tensors ({str(error).splitlines()[0]}), which could run code; "
+            "convert it to safetensors where you trust it"
+        ) from None
 
 
 def _name(name: str) -> str:
     return name.removeprefix("model.")
 
 
+def _architecture(values: Mapping[str, Any]) -> str | None:
+    found: str | None = (values.get("architectures") or [None])[0]
+    return found
+
+
+def _named_family(values: Mapping[str, Any]) -> str | None:
+    """The family that config.json names; None where only the tensors tell, or nothing does."""
+    return next((key for key, name in ARCHITECTURES.items() if name == _architecture(values)), None)
+
+
 def _family(values: Mapping[str, Any], tensors: Mapping[str, Tensor], folder: Path) -> str:
-    architecture = (values.get("architectures") or [None])[0]
-    for family, name in ARCHITECTURES.items():
-        if architecture == name:
-            return family
+    if named := _named_family(values):
+        return named
+    architecture = _architecture(values)
     if architecture in _OTHERS and "fc.weight" in tensors:
         fused = any(name.startswith("midlayer.") or name.endswith(".hidden_norm.weight") for name in tensors)
         return "eagle3" if fused else "eagle"

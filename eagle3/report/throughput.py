@@ -27,6 +27,6 @@ def throughput_table(throughput: Mapping[str, Any]) -> Table:
         note=(
             f"Medians of {throughput['repeats']} interleaved repeats, lowest and highest ratio in brackets; "
             f"the same prompts for every size, {throughput['tokens']} tokens each, greedy, equal tokens "
-            f"checked. Command: {throughput['origin']['command']}"
+            "checked."
         ),
     )

@@ -14,7 +14,7 @@ from eagle3.config import HeadMethod, MethodSettings, Settings
 from eagle3.decoding.generation import Decoder, Generation, Round, rounds_of_lengths
 from eagle3.decoding.sampling import Sampling
 from eagle3.measure.bench import Bench
-from eagle3.models.formats import ARCHITECTURES, INDEX, PICKLED, WEIGHTS, read_draft_files, read_values
+from eagle3.models.formats import read_family
 from eagle3.models.target import Target
 from eagle3.provenance import hash_object
 from eagle3.serving.client import Client
@@ -159,10 +159,4 @@ def speculation_of(folder: Path, num_steps: int, topk: int, num_draft_tokens: in
     Raises:
         ValueError: if there is no draft.
     """
-    values = read_values(folder)
-    if not any((folder / name).exists() for name in (WEIGHTS, INDEX, PICKLED)):
-        raise ValueError(f"{folder}: {WEIGHTS} is missing; the training that writes it has not finished")
-    named = (values.get("architectures") or [None])[0]
-    families = {architecture: family for family, architecture in ARCHITECTURES.items()}
-    family = families.get(named) or read_draft_files(folder).family
-    return Speculation(family, folder, num_steps, topk, num_draft_tokens)
+    return Speculation(read_family(folder), folder, num_steps, topk, num_draft_tokens)

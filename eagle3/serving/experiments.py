@@ -21,7 +21,7 @@ from eagle3.measure.lock import timing_lock
 from eagle3.measure.prompts import task_prompts
 from eagle3.measure.rendering import ChatRenderer
 from eagle3.models.target import Target
-from eagle3.provenance import fingerprint_code, fingerprint_machine, hash_tree
+from eagle3.provenance import describe_run, fingerprint_machine, hash_tree
 from eagle3.serving.agreement import agree, state_difference
 from eagle3.serving.bench import speculation_of
 from eagle3.serving.client import Client
@@ -112,7 +112,7 @@ def _conditions(settings: Settings, engine: Engine, prompts: int) -> dict[str, A
         "max_new_tokens": wanted.max_new_tokens,
         "machine": fingerprint_machine(),
         "origin": {
-            "command": f"python experiments/serving.py measure {engine}",
+            **describe_run(paths.REPORTS.resolve().parent, f"python experiments/serving.py measure {engine}"),
             # As the file has them: a tuple of options is a list there.
             "options": json.loads(json.dumps(own.options)),
             "environment": sorted(own.environment),
@@ -122,7 +122,6 @@ def _conditions(settings: Settings, engine: Engine, prompts: int) -> dict[str, A
                 for name in sorted(drafts)
                 if (paths.DRAFTS / name).is_dir()
             },
-            **fingerprint_code(paths.REPORTS.resolve().parent),
         },
     }
 

@@ -17,15 +17,17 @@ _SHARED_ORIGIN = ("options", "environment", "target")
 
 def read_part(path: Path, engine: str) -> dict[str, Any]:
     """The engine's part of the file; empty where there is none."""
-    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    part: dict[str, Any] = known.get(engine, {})
-    return part
+    return _parts(path).get(engine, {})
 
 
 def write_part(path: Path, engine: str, part: Mapping[str, Any]) -> None:
     """Write the engine's part; those of other engines stay."""
-    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    write_json(path, {**known, engine: part})
+    write_json(path, {**_parts(path), engine: part})
+
+
+def _parts(path: Path) -> dict[str, dict[str, Any]]:
+    parts: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return parts
 
 
 def with_earlier(part: Mapping[str, Any], earlier: Mapping[str, Any]) -> dict[str, Any]:

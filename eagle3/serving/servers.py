@@ -46,12 +46,8 @@ class Servers(AbstractContextManager["Servers"]):
         self._options = translate(engine, self._own.options, print)
         self._started: dict[str, _Started] = {}
         self._signals = ExitStack()
-        known = {
-            "vanilla": None,
-            **dict.fromkeys(item.name for item in self._settings.experiments),
-            **dict.fromkeys(method.name for method in settings.evaluate.methods),
-            "tuned": None,
-        }
+        served = [*self._settings.experiments, *settings.evaluate.methods]
+        known = dict.fromkeys(["vanilla", *(item.name for item in served), "tuned"])
         for name in self._own.urls:
             if name == _TRIAL or name not in known:
                 why = "every trial has another tree" if name == _TRIAL else "nothing is served by that name"

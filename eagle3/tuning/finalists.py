@@ -6,7 +6,8 @@ from typing import Any
 
 import pandas as pd
 
-from eagle3.measure.statistics import Interval, speedup_interval
+from eagle3.measure.statistics import Interval
+from eagle3.measure.summary import paired_speedup
 from eagle3.tuning.measurement import Measurement
 from eagle3.tuning.space import Configuration, Space
 
@@ -89,21 +90,6 @@ def decide(
         over = paired_speedup(per_prompt, best_default.name, winner.name, seed)
     outcome = Outcome(rows, winner, best_default, over, "")
     return Outcome(rows, winner, best_default, over, _summary(outcome))
-
-
-def paired_speedup(per_prompt: pd.DataFrame, baseline: str, method: str, seed: int) -> Interval:
-    """Decode speedup of one method over another, paired by prompt."""
-    keys = ["task", "prompt_id"]
-    table = per_prompt.assign(decode_tokens=per_prompt["tokens"] - 1)
-    sums = table.groupby(["method", *keys])[["decode_seconds", "decode_tokens"]].sum()
-    first, second = sums.loc[baseline].align(sums.loc[method], join="inner")
-    return speedup_interval(
-        first["decode_seconds"].tolist(),
-        second["decode_seconds"].tolist(),
-        first["decode_tokens"].tolist(),
-        second["decode_tokens"].tolist(),
-        seed=seed,
-    )
 
 
 def _row(finalist: Finalist, result: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Goodness of fit of samples: the exact distribution of two new tokens, and a chi-square test on it."""
+"""Goodness of fit of samples: the exact distribution of two new tokens, a test on it, bugs to plant."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
 import torch
 from scipy.stats import chisquare
 
+from eagle3.decoding import verify as verify_module
 from eagle3.decoding.engine import SpeculativeDecoder
 from eagle3.decoding.sampling import Sampling, probabilities
 from eagle3.models.target import Target
+from tests.decoding.test_verify import planted
 
 Pairs = dict[tuple[int, ...], float]
-
-
-class ImpossibleToken(Exception):
-    """A token of probability zero was sampled."""
 
 
 @torch.inference_mode()
@@ -48,14 +47,13 @@ def p_value(
 ) -> float:
     """Of the chi-square test that second and third tokens follow `pairs`; with seeds 0 to samples - 1.
 
-    Raises:
-        ImpossibleToken: for a pair that cannot occur.
+    Zero where a pair was sampled that cannot occur.
     """
     counts: Counter[tuple[int, ...]] = Counter(
         decoder.generate(prompt, 3, replace(sampling, seed=seed)).token_ids[1:] for seed in range(samples)
     )
     if not counts.keys() <= pairs.keys():
-        raise ImpossibleToken
+        return 0.0
     often = [pair for pair, share in pairs.items() if share * samples >= 5]
     observed = [counts[pair] for pair in often]
     expected = [pairs[pair] * samples for pair in often]
@@ -64,3 +62,11 @@ def p_value(
         observed.append(samples - sum(observed))
         expected.append(rare)
     return float(chisquare(observed, expected).pvalue)
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, function: str, right: str, wrong: str, flat: Sampling) -> None:
+    """Put a mutant of `verify.verify` or `verify.accept_chain` in its place; it may name `flat` as FLAT."""
+    monkeypatch.setattr(verify_module, "FLAT", flat, raising=False)
+    mutant = planted(getattr(verify_module, function), right, wrong)
+    owner = "eagle3.decoding.engine.verify" if function == "verify" else "eagle3.decoding.verify.accept_chain"
+    monkeypatch.setattr(owner, mutant)

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from eagle3.decoding import verify as verify_module
 from eagle3.decoding.drafter import Drafter
 from eagle3.decoding.eagle_drafter import EagleDrafter
 from eagle3.decoding.engine import SpeculativeDecoder
@@ -18,8 +17,7 @@ from eagle3.decoding.sampling import Sampling
 from eagle3.decoding.tree import TreeShape
 from eagle3.models.target import Target
 from tests.decoding.drafts import random_draft
-from tests.decoding.goodness import ImpossibleToken, Pairs, exact_pairs, p_value
-from tests.decoding.test_verify import planted
+from tests.decoding.goodness import Pairs, exact_pairs, p_value, plant
 from tests.tiny import tiny_llama
 
 PROMPT = [3, 1, 4]
@@ -80,12 +78,5 @@ def test_planted_bug_is_rejected(
     right: str,
     wrong: str,
 ) -> None:
-    monkeypatch.setattr(verify_module, "FLAT", Sampling(temperature=1.2, top_p=0.95), raising=False)
-    mutant = planted(getattr(verify_module, function), right, wrong)
-    owner = "eagle3.decoding.engine.verify" if function == "verify" else "eagle3.decoding.verify.accept_chain"
-    monkeypatch.setattr(owner, mutant)
-    try:
-        found = fit(target, exact, name)
-    except ImpossibleToken:
-        return
-    assert found < 1e-3
+    plant(monkeypatch, function, right, wrong, flat=Sampling(temperature=1.2, top_p=0.95))
+    assert fit(target, exact, name) < 1e-3

@@ -23,7 +23,6 @@ from eagle3.models import formats
 from eagle3.models.target import Target
 from eagle3.parameters import merge, read_profile
 from eagle3.provenance import write_yaml
-from eagle3.serving import bench
 from eagle3.serving.bench import ServedBench, speculation_of
 from eagle3.serving.engines import Speculation
 from eagle3.serving.server import ServerError, free_port
@@ -191,7 +190,7 @@ def test_a_drafts_family_is_read_without_its_tensors(tmp_path: Path, monkeypatch
     (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
     assert speculation_of(folder, 2, 1, 3).family == "eagle3", "only the tensors tell"
     (folder / "config.json").write_text(json.dumps(config))
-    monkeypatch.setattr(bench, "read_draft_files", None)
+    monkeypatch.setattr(formats, "read_draft_files", None)
     assert speculation_of(folder, 2, 1, 3).family == "eagle3"
 
 

@@ -9,8 +9,9 @@ import pytest
 import yaml
 
 from eagle3.decoding.tree import TreeShape
+from eagle3.measure.summary import paired_speedup
 from eagle3.tuning.best import read_best, winner_flags, write_best
-from eagle3.tuning.finalists import Finalist, choose_finalists, decide, paired_speedup
+from eagle3.tuning.finalists import Finalist, choose_finalists, decide
 from eagle3.tuning.space import Configuration, Space
 from tests.tuning.fakes import measurement
 
