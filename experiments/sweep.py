@@ -174,7 +174,7 @@ def conclude(tracker: Tracker, run: TrackedRun, session: "Session", outcome: "Ou
         with tracker.run("sweep", f"held out: {row['name']}", parent=run) as child:
             child.log_params({key: row[key] for key in ("name", "tuned")})
             child.log_metrics({key: row[key] for key in (*BOUNDED, "prompts")})
-    print(outcome.summary)
+    print(outcome.summary, *(f"- {reservation}" for reservation in outcome.reservations), sep="\n")
     run.log_tags({"summary": outcome.summary, "beats_default": str(outcome.beats_default).lower()})
     if outcome.winner is None:
         BEST.unlink(missing_ok=True)  # of an earlier sweep

@@ -89,6 +89,12 @@ def judge(results: Sequence[Mapping[str, Any]], circumstances: Circumstances) ->
     }
 
 
+def reservations(verdict: Mapping[str, Any]) -> list[str]:
+    """The sentences of a verdict's failed checks and warnings, failures first."""
+    levels = (Level.FAILURE, Level.WARNING)
+    return [check["sentence"] for level in levels for check in verdict["checks"] if check["level"] == level]
+
+
 def _summary(counts: Mapping[Level, int]) -> str:
     if counts[Level.FAILURE]:
         return f"Do not trust these numbers: {counts[Level.FAILURE]} of the checks failed."

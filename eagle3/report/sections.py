@@ -237,6 +237,8 @@ def _sweep(inputs: Inputs, draw: Draw) -> Section:
     blocks: list[Block] = list(_provenance(inputs, inputs.sweep.get("identity", {}), same_drafts=True))
     if inputs.sweep.get("summary"):
         blocks.append(Paragraph(inputs.sweep["summary"]))
+    if inputs.sweep.get("reservations"):
+        blocks.append(Items(tuple(Paragraph(sentence) for sentence in inputs.sweep["reservations"])))
     for name, canvas in draw_figures(inputs.sweep).items():
         blocks.append(
             draw(f"sweep-{name.replace('_', '-')}", CAPTIONS[name], "Drawn from sweep.json.", canvas)

@@ -36,6 +36,7 @@ class Outcome:
     best_default: Finalist | None
     over_default: Interval | None
     summary: str
+    reservations: tuple[str, ...] = ()  # what the verdict on the measurement warns of
 
     def row(self, finalist: Finalist) -> dict[str, Any]:
         """The held-out row of a finalist."""

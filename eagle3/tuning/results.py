@@ -74,9 +74,14 @@ def held_out_results(
         path: of the results that will be replaced.
     """
     if outcome is not None:
-        return {"study": study, "held_out": outcome.rows, "summary": outcome.summary}
+        return {
+            "study": study,
+            "held_out": outcome.rows,
+            "summary": outcome.summary,
+            "reservations": list(outcome.reservations),
+        }
     if path.is_file():
         earlier = json.loads(path.read_text(encoding="utf-8"))
         if earlier.get("study") == study and earlier["identity"] == json.loads(json.dumps(identity)):
-            return {key: earlier[key] for key in ("study", "held_out", "summary")}
-    return {"study": study, "held_out": [], "summary": None}
+            return {key: earlier[key] for key in ("study", "held_out", "summary", "reservations")}
+    return {"study": study, "held_out": [], "summary": None, "reservations": []}

@@ -16,6 +16,7 @@ from eagle3.measure.evaluation import code_digest
 from eagle3.measure.prompts import task_prompts
 from eagle3.measure.rendering import ChatRenderer, Prompt
 from eagle3.measure.settings import EvaluationSettings
+from eagle3.measure.verdict import reservations
 from eagle3.provenance import fingerprint_machine, hash_object, hash_tree, short_hash
 from eagle3.serving.bench import ServedBench
 from eagle3.tuning.defaults import default_configurations, trials_to_enqueue
@@ -104,7 +105,12 @@ class Session:
         overall = [row for row in report["results"] if row["task"] == "all"]
         table = pd.read_parquet(folder / "per_prompt.parquet")
         outcome = decide(finalists, overall, table, self.settings.seed)
-        return replace(outcome, summary=f"{outcome.summary} {report['verdict']['summary']}")
+        verdict = report["verdict"]
+        return replace(
+            outcome,
+            summary=f"{outcome.summary} {verdict['summary']}",
+            reservations=tuple(reservations(verdict)),
+        )
 
 
 def make_space(settings: Settings) -> Space:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from eagle3.measure.verdict import Circumstances, judge
+from eagle3.measure.verdict import Circumstances, judge, reservations
 
 LOAD = {"load_average": [0.1, 0.1, 0.1], "available_gib": 8.0}
 
@@ -57,6 +57,7 @@ def test_an_aa_interval_without_1_is_a_failure() -> None:
     assert not judged["trustworthy"]
     assert levels(judged)["a/a"] == "failure"
     assert "5.0%" in judged["checks"][0]["sentence"]
+    assert reservations(judged) == [judged["checks"][0]["sentence"]]
 
 
 def test_an_aa_arm_without_interval_proves_nothing() -> None:

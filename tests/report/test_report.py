@@ -163,6 +163,11 @@ def test_what_got_worse_is_shown(full: Path) -> None:
         assert "▼" in text
 
 
+def test_a_sweep_names_its_reservations(full: Path) -> None:
+    for name in ("index.html", "README.md"):
+        assert "Only 9 prompts were measured on held-out tasks." in (full / name).read_text()
+
+
 def test_a_method_that_changes_tokens_is_never_the_winner(full: Path) -> None:
     # "broken" is the fastest of the sample and changes every output.
     report = json.loads((full / "evaluation.json").read_text())

@@ -217,10 +217,9 @@ def test_other_draft_is_refused_with_the_way_out(
 
 def test_another_study_has_no_held_out_rows_of_this_one(tmp_path: Path) -> None:
     path = tmp_path / "sweep.json"
-    earlier = {"study": "tree", "held_out": [{"name": "3/1/4"}], "summary": "s", "identity": {"sizes": [1]}}
-    path.write_text(json.dumps(earlier))
-    nothing: dict[str, Any] = {"held_out": [], "summary": None}
-    kept = {key: earlier[key] for key in ("study", "held_out", "summary")}
+    kept = {"study": "tree", "held_out": [{"name": "3/1/4"}], "summary": "s", "reservations": ["few"]}
+    path.write_text(json.dumps({**kept, "identity": {"sizes": [1]}}))
+    nothing: dict[str, Any] = {"held_out": [], "summary": None, "reservations": []}
     assert held_out_results(path, "tree", {"sizes": (1,)}, None) == kept
     assert held_out_results(path, "tree", {"sizes": (2,)}, None) == {"study": "tree", **nothing}
     assert held_out_results(path, "other", {"sizes": (1,)}, None) == {"study": "other", **nothing}
