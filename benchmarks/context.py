@@ -101,6 +101,9 @@ def main() -> None:
 def longest_training_row(drafts: list[str]) -> int:
     """Tokens of the longest row that all of the drafts were trained on."""
     manifests = [json.loads((paths.DRAFTS / name / MANIFEST).read_text(encoding="utf-8")) for name in drafts]
+    for name, manifest in zip(drafts, manifests, strict=True):
+        if "train" not in manifest:
+            sys.exit(f"{name} was trained elsewhere, on rows of unknown length: leave it out of --drafts")
     limit = min(manifest["train"]["max_length"] for manifest in manifests)
     lengths = (len(row.token_ids) for row in read_rows(paths.REGENERATED) if row.split == "train")
     return max(length for length in lengths if length <= limit)

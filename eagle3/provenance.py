@@ -5,6 +5,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -142,7 +143,12 @@ def describe_run(root: Path, command: str) -> dict[str, Any]:
 
 def script_command(script: str) -> str:
     """The command line of the running script, as somebody would type it in the project's folder."""
-    return shlex.join(["python", script, *sys.argv[1:]])
+    return shlex.join(["python", script, *map(without_password, sys.argv[1:])])
+
+
+def without_password(text: str) -> str:
+    """The text with the passwords of the URLs in it left out: results are published."""
+    return re.sub(r"(\w://[^\s:/@]*):[^\s/@]+@", r"\1:***@", text)
 
 
 def fingerprint_code(root: Path) -> dict[str, Any]:

@@ -32,7 +32,12 @@ def keep(settings: Settings, engine: "Engine", name: str) -> None:
     with ExitStack() as stack:
         servers = stack.enter_context(Servers(settings, engine))
         url = servers.url(name, speculation_for(engine, experiment), experiment.compile)
-        print(f"{engine} serves {name} at {url}; Ctrl-C ends it", flush=True)
+        then = (
+            "it was not started here, and Ctrl-C ends the watching"
+            if servers.runs_elsewhere(name)
+            else ("Ctrl-C ends it")
+        )
+        print(f"{engine} serves {name} at {url}; {then}", flush=True)
         client = Client(engine, url)
         with servers.explaining(name):
             while True:
@@ -62,7 +67,7 @@ def main() -> None:
             experiments = [chosen(settings, name) for name in names]
             measure_engine(settings, arguments.engine, experiments, choose_device())
     except KeyboardInterrupt:
-        sys.exit("stopped; the servers are ended")
+        sys.exit("stopped; the servers that this started are ended")
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ def plan_text(settings: Settings, arguments: Namespace, records: "list[Record]")
     answers = wanted.repeats * sum(len(prompt.turns) for prompt in prompts)
     trial = preview.expected_trial_seconds(records, EVALUATION, answers, wanted.max_new_tokens)
     known = choose_finalists([], defaults.default_configurations(settings, space), space, 0)
-    finalists = len(known) + wanted.held_out.finalists
+    finalists = (len(known) if wanted.engine == "native" else 1) + wanted.held_out.finalists
     tokens = wanted.held_out.max_new_tokens * wanted.held_out.repeats
     tokens *= sum(len(prompt.turns) for prompt in held_out)
     token = preview.vanilla_token_seconds(records, EVALUATION)

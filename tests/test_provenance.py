@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle3 import provenance
-from eagle3.provenance import fingerprint_code, fingerprint_machine, hash_object, hash_tree
+from eagle3.provenance import (
+    fingerprint_code,
+    fingerprint_machine,
+    hash_object,
+    hash_tree,
+    script_command,
+    without_password,
+)
 
 
 @pytest.fixture
@@ -124,3 +131,13 @@ def test_what_the_pipeline_writes_makes_no_tree_dirty(repository: Path) -> None:
 def test_code_outside_of_git_claims_no_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert fingerprint_code(tmp_path) == {"commit": "unknown", "dirty": True, "diff_sha256": ""}
+
+
+def test_a_recorded_command_tells_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    url = "postgresql://me:s3cret@host:5432/db"
+    monkeypatch.setattr("sys.argv", ["sweep.py", "--storage", url, f"--x={url}"])
+    command = script_command("experiments/sweep.py")
+    assert "s3cret" not in command
+    assert "postgresql://me:***@host:5432/db" in command
+    for plain in ("sqlite:///runs/sweep.db", "http://host:30000/a@b", "12:30@noon"):
+        assert without_password(plain) == plain

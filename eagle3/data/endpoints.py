@@ -46,7 +46,9 @@ class Endpoints:
             target: the folder of the model that they should serve.
         """
         self._connections = Connections()
-        self._endpoints = [Endpoint(url.rstrip("/"), self._connections) for url in urls]
+        # One given twice is one: what it refuses, all have refused.
+        distinct = dict.fromkeys(url.rstrip("/") for url in urls)
+        self._endpoints = [Endpoint(url, self._connections) for url in distinct]
         self._lock = threading.Lock()
         self._turn, self._target, self._say = 0, target, say
         self._last_answer = time.monotonic()
@@ -61,15 +63,18 @@ class Endpoints:
         """As `Endpoint.complete`, from whichever endpoint answers.
 
         Raises:
-            RowRefused: if no endpoint takes the prompt, or its answers are ended again and again.
+            RowRefused: if no endpoint that answers takes the prompt, or its answers are ended again and
+                again.
             ValueError: as `Endpoint.complete`, or if no endpoint has answered for a long time.
         """
-        refused_by: set[str] = set()
+        refused_by: dict[str, RowRefused] = {}
         aborted = 0
         while not self._stopped.is_set():
             endpoint, pause = self._next(refused_by)
             if endpoint is None:
                 if time.monotonic() - self._last_answer > _GIVE_UP:
+                    if refused_by:  # by all that answer
+                        raise next(iter(refused_by.values()))
                     raise ValueError(
                         f"no endpoint has answered for {_GIVE_UP:.0f} seconds: {', '.join(self._urls())}; "
                         "what was written stays, and the same command goes on when one is back"
@@ -78,8 +83,8 @@ class Endpoints:
                 continue
             try:
                 result = endpoint.complete(ids, max_tokens, sampling)
-            except RowRefused:
-                refused_by.add(endpoint.url)
+            except RowRefused as error:
+                refused_by[endpoint.url] = error
                 if len(refused_by) == len(self._endpoints):
                     raise
                 continue

@@ -33,7 +33,7 @@ from eagle3.decoding.independent_drafter import IndependentDrafter
 from eagle3.decoding.prompt_lookup import PromptLookupDrafter
 from eagle3.decoding.tree import TreeShape
 from eagle3.decoding.vanilla import VanillaDecoder
-from eagle3.measure.evaluation import evaluate
+from eagle3.measure.evaluation import code_digest, evaluate
 from eagle3.measure.losslessness import target_rescorer
 from eagle3.measure.rendering import ChatRenderer, Prompt
 from eagle3.measure.settings import EvaluationSettings
@@ -41,7 +41,7 @@ from eagle3.models.checkpoint import load_draft
 from eagle3.models.draft import Draft
 from eagle3.models.independent import load_independent
 from eagle3.models.target import Target
-from eagle3.provenance import hash_object, hash_tree, write_json
+from eagle3.provenance import fingerprint_machine, hash_object, hash_tree, write_json
 
 if TYPE_CHECKING:
     from eagle3.tuning.space import Configuration
@@ -168,6 +168,9 @@ class Bench:
                 hash_tree(self._folder / method.draft),
                 *(str(part) for part in (self.target.dtype, self._dtype, self.target.device)),
                 torch.get_num_threads(),
+                (self.target.num_layers, self.target.hidden_size, self.target.vocab_size),
+                code_digest(),
+                fingerprint_machine(),
             ]
         )
         kept = self.costs.get(method.name)
@@ -188,13 +191,24 @@ class Bench:
 
 
 def fixed_tree_pairs(methods: Sequence[MethodSettings]) -> list[tuple[str, str]]:
-    """(method, the same draft with a fixed tree): what a tree that adapts, or copies, has to win against."""
+    """(method, the same draft with a fixed tree): what a tree that adapts, or copies, has to win against.
+
+    A hybrid that adapts has to win against a hybrid that does not, too.
+    """
+
+    def is_reference(fixed: MethodSettings, method: AdaptiveHeadMethod | HybridMethod) -> bool:
+        if isinstance(fixed, HeadMethod):
+            return (fixed.draft, fixed.backend) == (method.draft, "kernels")
+        if isinstance(fixed, HybridMethod) and isinstance(method, HybridMethod):
+            return method.adaptive and not fixed.adaptive and fixed.draft == method.draft
+        return False
+
     return [
         (method.name, fixed.name)
         for method in methods
         if isinstance(method, AdaptiveHeadMethod | HybridMethod)
         for fixed in methods
-        if isinstance(fixed, HeadMethod) and (fixed.draft, fixed.backend) == (method.draft, "kernels")
+        if is_reference(fixed, method)
     ]
 
 

@@ -13,11 +13,13 @@ def task_prompts(
     """The first or last prompts of a split of every task; any part of a task's file is a fair sample.
 
     Raises:
-        ValueError: if a task has no prompt in the split.
+        ValueError: if a task was not prepared, or has no prompt in the split.
     """
     prompts = []
     for task in tasks:
         path = folder / f"{task}.jsonl"
+        if not path.is_file():
+            raise ValueError(f"{path} does not exist: prepare the tasks first: dvc repro prompts")
         with path.open(encoding="utf-8") as stream:
             rows = [row for row in map(json.loads, stream) if row["split"] == split]
         if not rows:

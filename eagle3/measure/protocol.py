@@ -152,7 +152,9 @@ def warm_up(
     """Run every method untimed on the longest and the shortest prompt at every temperature.
 
     A decoding step's shapes depend on the method and the length of the context alone, and the two prompts
-    span the lengths. The first generation of a method includes what it compiles.
+    span the lengths. The first generation of a method includes what it compiles. A prompt that a method
+    cannot decode ends the run here already, before anything is measured; with `on_failure` "exclude" the next
+    one is taken, and measuring will leave that prompt out.
     """
     contexts = [prompt_ids for prompt in prompts for prompt_ids in _turn_contexts(prompt, renderer, settings)]
     contexts.sort(key=len)
@@ -163,12 +165,28 @@ def warm_up(
         seconds = []
         for temperature in settings.temperatures:
             sampling = sampling_for(prompts[0], 0, temperature, settings)
-            for prompt_ids in (contexts[-1], contexts[0]):
-                began = time.perf_counter()
-                decoder.generate(prompt_ids, settings.max_new_tokens, sampling)
-                seconds.append(time.perf_counter() - began)
-        warmed[name] = WarmUp(seconds[0], seconds[-1])
+            for candidates in (contexts[::-1], contexts):
+                seconds += _warm(decoder, candidates, settings, sampling)
+        if seconds:
+            warmed[name] = WarmUp(seconds[0], seconds[-1])
     return warmed
+
+
+def _warm(
+    decoder: Decoder, contexts: Sequence[list[int]], settings: EvaluationSettings, sampling: Sampling
+) -> list[float]:
+    """Seconds of one generation after the first of the contexts that the decoder takes; [] without one."""
+    for prompt_ids in contexts:
+        began = time.perf_counter()
+        try:
+            decoder.generate(prompt_ids, settings.max_new_tokens, sampling)
+        except ValueError as error:
+            if settings.on_failure == "fail":
+                error.add_note("while warming up; evaluate.on_failure: exclude would leave such prompts out")
+                raise
+            continue
+        return [time.perf_counter() - began]
+    return []
 
 
 def _turn_contexts(prompt: Prompt, renderer: Renderer, settings: EvaluationSettings) -> Iterator[list[int]]:

@@ -210,7 +210,8 @@ def _draft_config(
     if theta is None:
         raise ValueError(
             f"{folder}/{CONFIG}: rope_theta is missing; with another base than the one it was trained with, "
-            "a draft loses acceptance silently: add the target's rope_theta"
+            "a draft loses acceptance silently: add the one it was trained with, which is 10000 for drafts "
+            f"of SafeAILab's code and the target's ({target_theta}) for others"
         )
     hidden = int(values["hidden_size"])
     fc = tensors.get("fc.weight")

@@ -61,8 +61,9 @@ class EagleDraft(InferenceDraft):
         self._fc = linear_of(ops, module.fc, torch.bfloat16 if self._held == torch.int8 else self._held)
         self._layer = InferenceLayer(layer.self_attn, layer.mlp, ops, config.num_attention_heads, self._held)
         self._mlp_norm = norm_of(ops, layer.post_attention_layernorm, config.rms_norm_eps)
-        # A second copy of the head, in the draft's dtype: reading the target's takes longer than the layer.
-        same = self._held == target.dtype
+        # A second copy of the head in the draft's dtype, as reading the target's takes longer than the layer;
+        # and in plain torch, beside a target on the kernels, so that all of the draft is.
+        same = self._held == target.dtype and ops.name == target.kernels
         self._lm_head = target.logits if same else ops.linear(target.lm_head_weight, held=self._held)
 
     def fuse(self, output: TargetOutput) -> Tensor:
@@ -79,7 +80,8 @@ class EagleDraft(InferenceDraft):
     ) -> DraftOutput:
         embedded = self._embedded(token_ids)  # [B, T, H]
         x = self._fc(torch.cat((embedded, hidden), dim=-1))
-        x = x + self._layer.attend(x, self._rotary.tables(positions, self.activation_dtype), cache, 0, mask)
+        rotary = self._rotary.tables(positions, cache.capacity, self.activation_dtype)
+        x = x + self._layer.attend(x, rotary, cache, 0, mask)
         x = x + self._layer.feed_forward(self._mlp_norm(x))
         cache.advance(token_ids.shape[1])
         if logits == "none":

@@ -135,7 +135,7 @@ class Eagle3Draft(InferenceDraft):
         embedded = self._embedded(token_ids)  # [B, T, H]
         normed = self._hidden_norm(hidden)
         inputs = torch.cat((self._input_norm(embedded), normed), dim=-1)  # [B, T, 2 H]
-        rotary = self._rotary.tables(positions, self.activation_dtype)
+        rotary = self._rotary.tables(positions, cache.capacity, self.activation_dtype)
         x = (normed if self.config.norm_before_residual else hidden) + self._layer.attend(
             inputs, rotary, cache, 0, mask
         )

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -25,6 +26,7 @@ CONFIG, WEIGHTS, INDEX, PICKLED = (
     "model.safetensors.index.json",
     "pytorch_model.bin",
 )
+_LFS = b"version https://git-lfs.github.com/spec/"  # what a pointer file begins with
 ARCHITECTURES = {"eagle3": "LlamaForCausalLMEagle3", "eagle": "LlamaForCausalLMEagle"}
 # Architectures that other projects write, with the family that the tensors then tell.
 _OTHERS = ("LlamaForCausalLM", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel")
@@ -151,17 +153,27 @@ def _weights_file(folder: Path) -> Path:
     raise ValueError(f"{folder}: {WEIGHTS} is missing; the training that writes it has not finished")
 
 
+def _safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path}: is no safetensors file ({error}); download it again") from None
+
+
 def _read_tensors(folder: Path) -> tuple[Path, dict[str, Tensor]]:
     path = _weights_file(folder)
+    with path.open("rb") as stream:
+        if stream.read(len(_LFS)) == _LFS:
+            raise ValueError(f"{path}: is a pointer of Git LFS, not the weights; run git lfs pull there")
     if path.name == WEIGHTS:
-        return path, load_file(path)
+        return path, _safetensors(path)
     if path.name == INDEX:
         index = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
         merged: dict[str, Tensor] = {}
         for shard in sorted(set(index.values())):
             if not (folder / shard).exists():
                 raise ValueError(f"{folder}: {shard} is missing, which {INDEX} names; download it again")
-            merged |= load_file(folder / shard)
+            merged |= _safetensors(folder / shard)
         return path, merged
     try:
         return path, torch.load(path, map_location="cpu", weights_only=True)

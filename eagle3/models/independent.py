@@ -85,12 +85,18 @@ def check_same_vocabulary(vocab_size: int, tokenizer: Any, target: Target) -> No
     Raises:
         ValueError: on another size, or other ids for the same tokens.
     """
+    same_tokens = tokenizer.get_vocab() == target.tokenizer.get_vocab()
     if vocab_size != target.vocab_size:
         raise ValueError(
             f"the draft model has a vocabulary of {vocab_size}, the target of {target.vocab_size}: "
-            "speculative sampling needs a draft model with the target's tokenizer"
+            + (
+                "their tokenizers are the same, but their heads are padded to different sizes, so that their "
+                "distributions cannot be compared; take a draft model with a head of the target's size"
+                if same_tokens
+                else "speculative sampling needs a draft model with the target's tokenizer"
+            )
         )
-    if tokenizer.get_vocab() != target.tokenizer.get_vocab():
+    if not same_tokens:
         raise ValueError(
             "the draft model's tokenizer gives other ids to tokens than the target's: speculative "
             "sampling needs a draft model with the target's tokenizer"

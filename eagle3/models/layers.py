@@ -27,11 +27,13 @@ class Rotary:
         self._device = device
         self._cos = self._sin = torch.empty(0)
 
-    def tables(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """cos and sin, each [B, T, D], for positions [B, T]."""
-        needed = int(positions.max()) + 1
-        if needed > self._cos.shape[0] or self._cos.dtype != dtype:
-            size = max(1024, 1 << (needed - 1).bit_length())
+    def tables(self, positions: Tensor, capacity: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """cos and sin, each [B, T, D], for positions [B, T] in a cache of `capacity` slots.
+
+        The positions themselves are not looked at: on a GPU that would wait for the device in every forward.
+        """
+        if capacity > self._cos.shape[0] or self._cos.dtype != dtype:
+            size = max(1024, 1 << (capacity - 1).bit_length())
             grid = torch.arange(size, device=self._device)[None]
             cos, sin = self._module(torch.empty(0, dtype=dtype, device=self._device), grid)
             self._cos, self._sin = cos[0].to(dtype).contiguous(), sin[0].to(dtype).contiguous()

@@ -195,7 +195,7 @@ class Target:
             logits: "all", "last" or "none".
         """
         x = self.embed_weight[input_ids].to(self.activation_dtype)  # [B, T, H]
-        rotary = self._rotary.tables(positions, self.activation_dtype)
+        rotary = self._rotary.tables(positions, cache.capacity, self.activation_dtype)
         states: dict[int, Tensor] = {}
         for index, layer in enumerate(self._layers):
             if index in self.capture_layers:

@@ -13,7 +13,12 @@ from eagle3.report.inputs import Inputs
 from eagle3.report.losslessness import lossless_table, seeded_table
 from eagle3.report.method import how_measured, machine_table, setting_table, subject_table
 from eagle3.report.scaling import scaling_figure, scaling_table
-from eagle3.report.serving import serving_agreement_table, serving_metrics_table, unavailable
+from eagle3.report.serving import (
+    server_averages,
+    serving_agreement_table,
+    serving_metrics_table,
+    unavailable,
+)
 from eagle3.report.sweep import (
     best_trials_table,
     finished_trials,
@@ -276,9 +281,9 @@ def _serving(inputs: Inputs, draw: Draw) -> Section:
             Paragraph(f"{engine}: {block.text}", block.tone)
             for block in _provenance(inputs, made, same_drafts=True)
         ]
-    missing = [Paragraph(reason) for reason in unavailable(serving)]
+    further = [Paragraph(line) for line in (*server_averages(serving), *unavailable(serving))]
     tables = serving_agreement_table(serving), serving_metrics_table(serving)
-    return Section("serving", "Serving engines", (*provenance, *tables, *missing))
+    return Section("serving", "Serving engines", (*provenance, *tables, *further))
 
 
 def _method(inputs: Inputs, draw: Draw) -> Section:

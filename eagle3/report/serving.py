@@ -95,6 +95,17 @@ def unavailable(serving: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def server_averages(serving: Mapping[str, Any]) -> list[str]:
+    """What SGLang's own average of tokens a verification is beside that of the answers, one line each."""
+    return [
+        f"{experiment['name']} on {engine}: {number(average['server'])} tokens a verification by its "
+        f"/server_info, {number(average['requests'])} by its answers; neither is cut off where an answer ends"
+        for engine, values in serving.items()
+        for experiment in values["experiments"]
+        if (average := experiment.get("server_accept_length")) is not None
+    ]
+
+
 def _counters(counters: Mapping[str, Any]) -> TableCell:
     return TableCell("agree", Tone.GOOD) if counters["agree"] else TableCell("differ", Tone.BAD)
 

@@ -19,6 +19,7 @@ from eagle3.decoding.sampling import Sampling
 from eagle3.measure.losslessness import first_divergence
 from eagle3.models.target import Target
 from eagle3.serving.client import Streamed
+from eagle3.serving.metrics import rounds_of
 
 # Largest difference of a captured state, relative to the largest of its layer, that float32 arithmetic in
 # another order makes. Measured: 0 to 3e-6 between the engines; a neighbouring layer differs by more than 0.1.
@@ -65,14 +66,16 @@ def agree(
             result.acceptance_equal = False
             result.differences.append(
                 f"{name}: the rounds add {list(mine.acceptance_lengths)} tokens here and "
-                f"{list(answer.produced)} there"
+                f"{list(rounds_of(answer, 0, 0).produced)} there"
             )
     result.acceptance_equal = result.acceptance_equal and result.tokens_equal
     return result
 
 
 def _same_rounds(mine: Generation, answer: Streamed) -> bool:
-    """Round by round where every round came as a piece of its own, and else by SGLang's histogram."""
+    """Round by round as vLLM tells them, or where every round came as a piece; else by SGLang's histogram."""
+    if "per_step_accepted" in answer.meta:
+        return mine.acceptance_lengths == rounds_of(answer, 0, 0).produced
     histogram = answer.meta.get("spec_correct_drafts_histogram")
     if histogram is None or len(answer.produced) == answer.meta.get("spec_verify_ct"):
         return mine.acceptance_lengths == answer.produced

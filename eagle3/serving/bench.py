@@ -85,7 +85,7 @@ class ServedBench(Bench):
 
         Args:
             together: the decoders that will be compared; None for a sweep, whose held-out comparison has
-                vanilla, the finalists and a default tree at least.
+                vanilla, the finalists and a default tree.
 
         Raises:
             ValueError: if their servers do not fit the GPU together.

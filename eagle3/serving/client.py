@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 import requests
 import torch
@@ -19,6 +20,7 @@ from eagle3.serving.protocol import OPENAI_PATH, SGLANG_PATH, openai_body, sglan
 from eagle3.serving.server import ServerError
 
 _TIMEOUT = (10.0, 600.0)  # seconds to connect, and between two pieces of an answer
+_THIS_MACHINE = ("127.0.0.1", "localhost", "::1", "0.0.0.0")
 _POSITION = re.compile(r'position="(\d+)"')  # the label of vLLM's counter by draft position
 
 
@@ -34,7 +36,7 @@ class Streamed:
     finish_reason: str  # "stop" or "length"
     pieces: tuple[int, ...]  # tokens of each piece
     arrivals: tuple[float, ...]  # seconds from the request to each piece
-    meta: dict[str, Any]  # SGLang's meta_info of the whole answer; empty for vLLM
+    meta: dict[str, Any]  # SGLang's meta_info of the whole answer, or vLLM's speculative_decoding metrics
 
     @property
     def time_to_first_token(self) -> float:
@@ -59,6 +61,8 @@ class Client:
     def __init__(self, engine: Engine, url: str) -> None:
         self.engine, self.url = engine, url.rstrip("/")
         self._session = requests.Session()
+        # A proxy of the environment knows nothing of this machine's ports.
+        self._session.trust_env = urlsplit(url).hostname not in _THIS_MACHINE
         served = {} if engine == "sglang" else self._get("/v1/models").json()["data"][0]
         self._model, self._root = served.get("id", ""), served.get("root") or ""
 
@@ -74,6 +78,7 @@ class Client:
             path, body = SGLANG_PATH, sglang_body(ids, max_new_tokens, sampling)
         else:
             path, body = OPENAI_PATH, openai_body(self._model, ids, max_new_tokens, sampling)
+            body["stream_options"] = {"include_usage": True}  # the metrics come with the usage
         tokens: list[int] = []
         pieces: list[int] = []
         arrivals: list[float] = []
@@ -88,9 +93,11 @@ class Client:
                 finish = meta["finish_reason"] or {}
                 answer = with_end_token(event["output_ids"][: meta["completion_tokens"]], finish)
                 fresh, ended = answer[len(tokens) :], finish.get("type", "")
-            elif event["choices"]:  # else the usage, which some servers always send last
+            elif event["choices"]:
                 choice = event["choices"][0]
                 fresh, ended = choice["token_ids"] or [], choice["finish_reason"] or ""
+            else:  # the usage, which comes last
+                meta = (event.get("metrics") or {}).get("speculative_decoding") or {}
             tokens += fresh
             reason = ended or reason
             if fresh:
@@ -139,7 +146,13 @@ class Client:
     def prometheus(self) -> dict[str, float]:
         """/metrics as name -> sum over all label sets; of vLLM's per-position counter, name[position]."""
         totals: dict[str, float] = {}
-        for line in self._get("/metrics").text.splitlines():
+        try:
+            text = self._get("/metrics").text
+        except ServerError as error:
+            raise ServerError(
+                f"{error}; SGLang has its counters there when started with --enable-metrics"
+            ) from None
+        for line in text.splitlines():
             if not line or line.startswith("#"):
                 continue
             name, _, value = line.rpartition(" ")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3.config.sections import ServingEngine as Engine
+from eagle3.models.formats import read_values
 
 Option = bool | int | float | str | Sequence[int | float | str] | None
 
@@ -47,8 +48,17 @@ _OWN: dict[Engine, tuple[str, ...]] = {
         "speculative-eagle-topk",
         "speculative-num-draft-tokens",
     ),
-    "vllm": ("model", "host", "port", "dtype", "enforce-eager", "speculative-config"),
+    "vllm": (
+        "model",
+        "host",
+        "port",
+        "dtype",
+        "enforce-eager",
+        "speculative-config",
+        "per-request-spec-decode-metrics",
+    ),
 }
+_INCREMENTAL = "incremental-streaming-output"  # SGLang's
 
 
 @dataclass(frozen=True)
@@ -90,12 +100,22 @@ def command(
         ValueError: for a draft or tree that the engine cannot take, or an option that is set elsewhere.
     """
     for name in options:
+        if name == _INCREMENTAL:
+            raise ValueError(
+                f"serving.{engine}.options.{name}: every piece of an answer is read as the whole so far, "
+                "which this changes; take it out"
+            )
         if name in _OWN[engine]:
             raise ValueError(
                 f"serving.{engine}.options.{name}: follows from the rest of params.yaml; take it out"
             )
     make = _sglang if engine == "sglang" else _vllm
     module, flags = make(service)
+    if engine == "vllm":  # its switches that are on by themselves are turned off by their negation
+        options = {
+            f"no-{name}" if value is False else name: True if value is False else value
+            for name, value in options.items()
+        }
     return [str(python), "-m", module, *as_flags({**flags, "host": host, "port": port, **options})]
 
 
@@ -145,8 +165,31 @@ def _sglang(service: Service) -> tuple[str, dict[str, Option]]:
         "enable-torch-compile": service.compiled,
     }
     if service.speculation is not None:
+        _check_draft("sglang", service.speculation.draft)
         flags |= _speculative(service.speculation)
     return "sglang.launch_server", flags
+
+
+def _check_draft(engine: Engine, folder: Path) -> None:
+    """Refuse a draft that the engine computes in another way than it was trained: it would only accept less.
+
+    Found by reading SGLang 0.5.23 (models/llama_eagle3.py), which knows no norm_before_residual and an fc of
+    three states alone, and vLLM 0.32 (model_executor/models/llama_eagle3.py), which drops fc where
+    use_aux_hidden_state is false.
+    """
+    if not folder.is_dir():
+        return  # the engine says so
+    values = read_values(folder)
+    if values.get("norm_before_residual") and engine == "sglang":
+        raise ValueError(
+            f"{folder}: norm_before_residual is true, which SGLang ignores, so that the draft would lose "
+            "acceptance without an error; serve it with vLLM, or decode with the native engine"
+        )
+    if not (values.get("eagle_config") or {}).get("use_aux_hidden_state", True):
+        raise ValueError(
+            f"{folder}: reads the final state alone (fused: false), which neither SGLang nor vLLM computes; "
+            "decode with the native engine, or train it with fused: true"
+        )
 
 
 def _speculative(speculation: Speculation) -> dict[str, Option]:
@@ -176,10 +219,12 @@ def _vllm(service: Service) -> tuple[str, dict[str, Option]]:
                 "vLLM's EAGLE (EagleLlamaForCausalLM) has no bias in fc, and this project's draft has one: "
                 "serve it with SGLang, or take an EAGLE-3 draft"
             )
+        _check_draft("vllm", speculation.draft)
         config: dict[str, Any] = {
             "method": speculation.family,
             "model": speculation.draft.as_posix(),
             "num_speculative_tokens": speculation.num_steps,
         }
         flags["speculative-config"] = json.dumps(config)
+        flags["per-request-spec-decode-metrics"] = "detailed"
     return "vllm.entrypoints.openai.api_server", flags

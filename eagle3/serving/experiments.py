@@ -25,7 +25,7 @@ from eagle3.provenance import describe_run, fingerprint_machine, hash_tree
 from eagle3.serving.agreement import agree, state_difference
 from eagle3.serving.bench import speculation_of
 from eagle3.serving.client import Client
-from eagle3.serving.engines import Engine, Speculation
+from eagle3.serving.engines import Engine, Option, Speculation
 from eagle3.serving.load import answer_all
 from eagle3.serving.metrics import reconcile, reconcile_average, summarise
 from eagle3.serving.results import read_part, with_earlier, write_part
@@ -34,6 +34,12 @@ from eagle3.tracking import Tracker
 
 Prompts = list[tuple[str, list[int]]]  # name and token ids
 # SGLang returns the states that a draft reads when started with these; of cached prefixes it returns none.
+# A prompt is sent once at every level of concurrency: with its prefix cached, only the first level would
+# tell what the first token takes.
+_WHOLE_PREFILL: dict[Engine, dict[str, Option]] = {
+    "sglang": {"disable-radix-cache": True},
+    "vllm": {"enable-prefix-caching": False},
+}
 _STATES_OPTIONS = {"enable-return-hidden-states": True, "disable-radix-cache": True}
 
 
@@ -71,7 +77,7 @@ def measure_engine(
         for experiment, speculation in zip(experiments, speculations, strict=True):
             name = experiment.name
             try:
-                url = servers.url(name, speculation, experiment.compile)
+                url = servers.url(name, speculation, experiment.compile, _WHOLE_PREFILL[engine])
                 with servers.explaining(name):
                     row = _measure(settings, engine, url, experiment, speculation, prompts, bench)
                 part["version"] = row.pop("version")
@@ -184,7 +190,8 @@ def _measure(
             native_decoder(bench, speculation), prompts, single, wanted.max_new_tokens
         ).as_dict(),
     }
-    if engine == "sglang" and speculation is not None:
+    # The average of a server that ran before is of other requests, too.
+    if engine == "sglang" and speculation is not None and experiment.name not in settings.serving.sglang.urls:
         states = client.server_info().get("internal_states") or [{}]
         average = reconcile_average(given, states[0].get("avg_spec_accept_length"))
         row["server_accept_length"] = average

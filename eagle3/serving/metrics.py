@@ -25,10 +25,16 @@ def rounds_of(answer: Streamed, prompt_tokens: int, num_steps: int) -> Rounds:
 
     SGLang tells their number and a histogram of their accepted drafts, before clipping at the end of the
     answer. Where the pieces of the stream are fewer, because some came together, the rounds are made of
-    these, the longest first: their number and sums are right, and their order is lost. From other engines
-    the rounds are the pieces, and their accepted drafts the tokens less the bonus token.
+    these, the longest first: their number and sums are right, and their order is lost. vLLM tells the
+    accepted drafts round by round, unclipped, where it was started for that. Else the rounds are the pieces,
+    and their accepted drafts the tokens less the bonus token.
     """
     produced, verifications = answer.produced, answer.meta.get("spec_verify_ct")
+    if in_order := answer.meta.get("per_step_accepted"):
+        beyond = sum(in_order) + len(in_order) - sum(produced)  # what the end of the answer cut off
+        if 0 <= beyond <= in_order[-1]:
+            lengths = (*(count + 1 for count in in_order[:-1]), in_order[-1] + 1 - beyond)
+            return Rounds(lengths, tuple(in_order), (num_steps,) * len(lengths), prompt_tokens)
     histogram: Sequence[int] = answer.meta.get("spec_correct_drafts_histogram") or ()
     told = sorted((number for number, count in enumerate(histogram) for _ in range(count)), reverse=True)
     tokens = sum(produced)
@@ -95,8 +101,8 @@ def reconcile(
 ) -> dict[str, Any]:
     """The server's counters over a run beside what the answers add up to.
 
-    vLLM tells no verifications by request: there the pieces of the streams are counted, which are fewer where
-    a fast server's pieces arrive together.
+    A vLLM server that was not started for it tells no verifications by request: there the pieces of the
+    streams are counted, which are fewer where a fast server's pieces arrive together.
 
     Args:
         speculative: whether the server has a draft, without which there are no verifications.
@@ -122,9 +128,14 @@ def reconcile(
         )
     elif speculative:
         counts["verifications"] = (
-            sum(len(answer.produced) for answer in answers),
+            sum(answer.meta.get("num_spec_steps", len(answer.produced)) for answer in answers),
             counted("vllm:spec_decode_num_drafts_total"),
         )
+        if all("num_accepted_draft_tokens" in answer.meta for answer in answers):
+            counts["accepted drafts"] = (
+                sum(answer.meta["num_accepted_draft_tokens"] for answer in answers),
+                counted("vllm:spec_decode_num_accepted_tokens_total"),
+            )
     return {
         **{name: {"requests": mine, "server": theirs} for name, (mine, theirs) in counts.items()},
         "agree": all(mine == theirs for mine, theirs in counts.values()),

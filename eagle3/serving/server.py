@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -136,23 +137,32 @@ def launch(
 
 
 def check_port(host: str, port: int) -> None:
-    """Raises ValueError if something listens on the port."""
+    """Raises ValueError if something listens on the port, or the host is not this machine's."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
+        _bind(probe, host, port)
+
+
+def free_port(host: str) -> int:
+    """A port that nothing listens on now; ValueError as `check_port`."""
+    with socket.socket() as probe:
+        _bind(probe, host, 0)
+        return int(probe.getsockname()[1])
+
+
+def _bind(probe: socket.socket, host: str, port: int) -> None:
+    try:
+        probe.bind((host, port))
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
             raise ValueError(
                 f"port {port} of {host} is taken ({error.strerror}): end what listens there, or set "
                 "serving.port to another one, or to 0 for a free one"
             ) from error
-
-
-def free_port(host: str) -> int:
-    """A port that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+        raise ValueError(
+            f"serving.host {host}, port {port}: a server cannot listen there ({error.strerror}); take "
+            "127.0.0.1, or an address of this machine"
+        ) from error
 
 
 def last_lines(log: Path, count: int = _LOG_LINES) -> str:
@@ -172,6 +182,8 @@ def _wait(
     process: subprocess.Popen[bytes], url: str, log: Path, timeout: float, say: Callable[[str], None]
 ) -> None:
     began = told = time.monotonic()
+    session = requests.Session()
+    session.trust_env = False  # a proxy of the environment knows nothing of this machine's ports
     while True:
         if process.poll() is not None:
             raise ServerError(
@@ -179,7 +191,7 @@ def _wait(
                 f"{last_lines(log)}"
             )
         try:
-            if requests.get(f"{url}/health", timeout=5).status_code == requests.codes.ok:
+            if session.get(f"{url}/health", timeout=5).status_code == requests.codes.ok:
                 return
         except requests.RequestException:
             pass  # not listening yet

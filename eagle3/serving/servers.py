@@ -109,6 +109,8 @@ class Servers(AbstractContextManager["Servers"]):
             url = self._own.urls[name]
             check_service(Client(self._engine, url), service, print)
             return url
+        if not (paths.TARGET / "config.json").is_file():
+            raise ValueError(f"{paths.TARGET} holds no model: prepare the target first: dvc repro target")
         self.stop(name)  # of an earlier trial
         self.check_memory([name, *self._started])
         if shutil.which(self._own.python) is None:
@@ -141,6 +143,10 @@ class Servers(AbstractContextManager["Servers"]):
             )
             self._started[name] = _Started(server, port, stack.pop_all())
         return server.url
+
+    def runs_elsewhere(self, name: str) -> bool:
+        """Whether params.yaml names a server for this that runs already."""
+        return name in self._own.urls
 
     @contextmanager
     def explaining(self, name: str) -> Iterator[None]:

@@ -64,6 +64,13 @@ def choose_finalists(
     return [*chosen, *(Finalist(space.label(item), item, True) for item in tuned)]
 
 
+def fastest_default(ranking: Ranking, defaults: Mapping[str, Configuration]) -> dict[str, Configuration]:
+    """The default that was fastest in the trials, by all names it has; the first where none was measured."""
+    measured = [configuration for configuration, _ in ranking if configuration in defaults.values()]
+    chosen = measured[:1] or list(defaults.values())[:1]
+    return {name: configuration for name, configuration in defaults.items() if configuration in chosen}
+
+
 def decide(
     finalists: Sequence[Finalist],
     results: Sequence[Mapping[str, Any]],

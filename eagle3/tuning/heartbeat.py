@@ -11,6 +11,9 @@ import optuna
 from optuna.exceptions import ExperimentalWarning, StorageInternalError
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial
+from sqlalchemy.exc import ArgumentError
+
+from eagle3.provenance import without_password
 
 # Seconds between two signs of life, and without one after which a trial counts as killed. A restarted
 # container has another name, and waits that long for the trial that it was killed in.
@@ -24,14 +27,24 @@ def machine_name() -> str:
 
 
 def open_storage(url: str, silent: list[FrozenTrial]) -> RDBStorage:
-    """The storage of an SQLAlchemy URL; `fail_silent_trials` adds to `silent` what it failed."""
-    with quietly():
-        return RDBStorage(
-            url,
-            heartbeat_interval=BEAT,
-            grace_period=GRACE,
-            heartbeat_stale_trial_callback=lambda study, trial: silent.append(trial),
-        )
+    """The storage of an SQLAlchemy URL; `fail_silent_trials` adds to `silent` what it failed.
+
+    Raises:
+        ValueError: if it is no such URL, or its driver is not installed.
+    """
+    try:
+        with quietly():
+            return RDBStorage(
+                url,
+                heartbeat_interval=BEAT,
+                grace_period=GRACE,
+                heartbeat_stale_trial_callback=lambda study, trial: silent.append(trial),
+            )
+    except (ArgumentError, ImportError) as error:
+        raise ValueError(
+            f"storage {without_password(url)} cannot be opened ({error}): give a database URL, such as "
+            "sqlite:///runs/sweep.db or postgresql://user@host/name, and install its driver"
+        ) from error
 
 
 def fail_silent_trials(study: optuna.Study) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from eagle3.measure.records import changed_keys
+from eagle3.provenance import without_password
 
 
 def refusal(study: str, storage: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
@@ -20,8 +21,8 @@ def refusal(study: str, storage: str, before: Mapping[str, Any], now: Mapping[st
         return None
     differences = "; ".join(_difference(key, before, now) for key in changed)
     return (
-        f"study {study!r} in {storage} was measured under other conditions: {differences}. Its times "
-        "do not compare with new ones: start another with --study <name>, or undo the change"
+        f"study {study!r} in {without_password(storage)} was measured under other conditions: {differences}. "
+        "Its times do not compare with new ones: start another with --study <name>, or undo the change"
     )
 
 

@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from optuna.exceptions import UpdateFinishedTrialError
+
 from eagle3.decoding.generation import Decoder
 from eagle3.measure.statistics import Interval
 from eagle3.tuning.measurement import Measurement
@@ -101,7 +103,14 @@ class Runner:
                     ) from error
             else:
                 failures = 0
-                self.study.tell(asked, result, (known or Measurement()) + result.measurement)
+                try:
+                    self.study.tell(asked, result, (known or Measurement()) + result.measurement)
+                except UpdateFinishedTrialError:
+                    self.say(
+                        f"trial {asked.number} gave no sign of life for long, and another machine has it run "
+                        "again: its measurement is left out"
+                    )
+                    continue
             self._report(asked.number, time.monotonic() - began)
 
     def _measure(self, asked: Asked, records: list[Record]) -> TrialResult:
@@ -131,12 +140,15 @@ class Runner:
         if self.plan.timeout is not None and seconds >= self.plan.timeout:
             return f"time is up after {done} of {self.plan.trials} trials; the same command goes on"
         known = known_configurations(records)
+        failed = self.study.without_result()
+        all_ = "" if failed else "all "
+        but = f"; {len(failed)} failed, and the same command tries known ones again" if failed else ""
         if self.study.sampler == "grid" and not self.study.waiting:
-            return f"all {len(known)} points of the grid are measured"
-        if len(known) == self._space_size and all(
-            self._known_enough(measurement, records) for measurement in known.values()
-        ):
-            return f"all {len(known)} configurations are known as well as measuring again can tell"
+            return f"{all_}{len(known)} points of the grid are measured{but}"
+        # What failed again and again is no reason to go on measuring the rest.
+        everything = bool(known) and len(known) + len(failed) == self._space_size
+        if everything and all(self._known_enough(item, records) for item in known.values()):
+            return f"{all_}{len(known)} configurations are known as well as measuring again can tell{but}"
         return None
 
     def _known_enough(self, known: Measurement, records: list[Record]) -> str | None:

@@ -20,7 +20,7 @@ from eagle3.measure.verdict import reservations
 from eagle3.provenance import fingerprint_machine, hash_object, hash_tree, short_hash
 from eagle3.serving.bench import ServedBench
 from eagle3.tuning.defaults import default_configurations, trials_to_enqueue
-from eagle3.tuning.finalists import Finalist, Outcome, choose_finalists, decide
+from eagle3.tuning.finalists import Finalist, Outcome, choose_finalists, decide, fastest_default
 from eagle3.tuning.space import Space
 from eagle3.tuning.study import Study, ranked
 from eagle3.tuning.trial import Workload
@@ -65,16 +65,21 @@ class Session:
         workload = tuning_workload(settings, bench)
         identity = identity_of(settings, marks)
         study = Study.open(name, storage, space, identity, sampler, seed)
+        again = study.without_result()  # whatever it failed for may be mended
         for source, configuration in trials_to_enqueue(settings, space, sampler):
-            study.enqueue(configuration, source)
+            study.enqueue(configuration, source, even_if_known=configuration in again)
         return cls(settings, space, bench, workload, study, marks, identity)
 
     def finalists(self) -> list[Finalist]:
         """The best trials and the defaults; empty where no trial was measured in full."""
         ranking = ranked(self.study.records())
+        if not ranking:
+            return []
         defaults = default_configurations(self.settings, self.space)
-        count = self.settings.sweep.held_out.finalists
-        return choose_finalists(ranking, defaults, self.space, count) if ranking else []
+        if self.settings.sweep.engine != "native":
+            # Each is a server beside the others, on one GPU as a rule: the fastest default stands for all.
+            defaults = fastest_default(ranking, defaults)
+        return choose_finalists(ranking, defaults, self.space, self.settings.sweep.held_out.finalists)
 
     def measure_finalists(
         self, finalists: list[Finalist], folder: Path, origin: Mapping[str, Any]

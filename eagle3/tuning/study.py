@@ -163,6 +163,20 @@ class Study:
                 self.optuna.enqueue_trial(fixed, user_attrs={"source": source})
         return [trial.number for trial in dead]
 
+    def without_result(self) -> set[Configuration]:
+        """What only ever failed, as where a server did not start, and is neither queued nor running."""
+        records = self.records()
+        waiting = self.optuna.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+        queued = [trial.system_attrs.get("fixed_params") for trial in waiting]
+        others = {record.configuration for record in records if record.state != "fail"}
+        return {
+            record.configuration
+            for record in records
+            if record.configuration is not None
+            and record.configuration not in others
+            and self.space.parameters(record.configuration, self._fills_always) not in queued
+        }
+
     def enqueue(self, configuration: Configuration, source: str, even_if_known: bool = False) -> None:
         """Have the configuration tried next; one that was tried or is queued only if wanted."""
         self.optuna.enqueue_trial(
@@ -187,7 +201,11 @@ class Study:
         return beating(self.storage, trial_id)
 
     def tell(self, asked: Asked, result: TrialResult, known: Measurement) -> None:
-        """Record a measured trial; its value is the estimate from all that is known of its configuration."""
+        """Record a measured trial; its value is the estimate from all that is known of its configuration.
+
+        Raises:
+            UpdateFinishedTrialError: if another machine took the trial for dead and failed it meanwhile.
+        """
         trial = asked.trial
         trial.set_user_attr("measurement", result.measurement.as_dict())
         trial.set_user_attr("seconds", result.seconds)

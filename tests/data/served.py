@@ -21,7 +21,8 @@ class Server(ThreadingHTTPServer):
 
     `fail` requests are answered with 503 first, `hang_up` further ones by closing the connection; `most` is
     the largest number of requests that were in flight together. A stream's events come together by `merge`,
-    as from a loaded server.
+    as from a loaded server. With the usage, where it is asked for, come the drafts accepted in each round, as
+    from vLLM; not where `tells_rounds` is false.
 
     `abort` answers are ended as SGLang does when it is told to, with status 200; prompts with the token
     `refused` get the status `refusal`; the first `starting` GETs a page that is no JSON; answers after the
@@ -34,7 +35,8 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.protocol = protocol
         self.decoder = decoder or VanillaDecoder(target)
-        self.verifications = self.generated = 0
+        self.verifications = self.accepted = self.generated = 0
+        self.tells_rounds = True
         self.fail, self.hang_up, self.token_ids = 0, 0, True
         self.abort = self.starting = 0
         self.refused, self.refusal = -1, 400
@@ -126,10 +128,11 @@ class _Handler(BaseHTTPRequestHandler):
                 body["input_ids"] if sglang else body["prompt"], limit, sampling
             )
             server.verifications += len(generation.rounds)
+            server.accepted += sum(generation.accepted_drafts)
             server.generated += len(generation.token_ids)
         self._answered()
         if body.get("stream"):
-            self._stream(generation, sglang)
+            self._stream(generation, sglang, (body.get("stream_options") or {}).get("include_usage", False))
             return
         tokens, reason = list(generation.token_ids), generation.finish_reason
         if sglang:
@@ -139,13 +142,13 @@ class _Handler(BaseHTTPRequestHandler):
             ids = tokens if server.token_ids else None
             self._answer({"choices": [{"token_ids": ids, "finish_reason": reason}]})
 
-    def _stream(self, generation: Generation, sglang: bool) -> None:
+    def _stream(self, generation: Generation, sglang: bool, usage: bool) -> None:
         """A piece for the prefill's token and one for every round, in the engine's own form."""
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.end_headers()
+        server, rounds = self.server, generation.rounds
         tokens, reason = list(generation.token_ids), generation.finish_reason
-        rounds = generation.rounds
         pieces = [1, *(generation.acceptance_lengths or (1,) * (len(tokens) - 1))]
         histogram = [0] * 9
         done = sent = 0
@@ -165,6 +168,15 @@ class _Handler(BaseHTTPRequestHandler):
                 meta |= {"spec_verify_ct": number, "spec_correct_drafts_histogram": list(histogram)}
             # As SGLang, which passes a list that may have grown since: the count is what holds.
             self._event({"output_ids": tokens[: done + 1], "meta_info": meta})
+        if usage:
+            accepted = list(generation.accepted_drafts)
+            metrics = {
+                "num_spec_steps": len(accepted),
+                "num_accepted_draft_tokens": sum(accepted),
+                "per_step_accepted": accepted,
+            }
+            told = {"metrics": {"speculative_decoding": metrics}} if rounds and server.tells_rounds else {}
+            self._event({"choices": [], "usage": {"completion_tokens": len(tokens)}, **told})
         self.wfile.write(b"data: [DONE]\n\n")
 
     def _event(self, values: dict[str, Any]) -> None:
@@ -179,6 +191,7 @@ class _Handler(BaseHTTPRequestHandler):
         content = (
             f'# HELP of a counter\n{names[0]}{{model="tiny"}} {server.verifications}.0\n'
             f"{names[1]} {server.generated}.0\n"
+            f"vllm:spec_decode_num_accepted_tokens_total {server.accepted}.0\n"
             'vllm:spec_decode_num_accepted_tokens_per_pos_total{model="tiny",position="1"} 3.0\n'
         ).encode()
         self.send_response(200)

@@ -171,6 +171,29 @@ def test_another_endpoint_may_take_what_one_refuses(target: Target, server: Serv
         assert served(target, other.url, server.url) == local(target)
 
 
+def test_what_the_only_living_endpoint_refuses_is_set_aside(
+    target: Target, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoints, "_GIVE_UP", 0.5)
+    with serving(target, "sglang") as other:
+        dead = other.url
+    server.refused = REQUESTS[-1].segments[0][0]
+    refused = [request.id for request in REQUESTS if server.refused in request.segments[0]]
+    assert 0 < len(refused) < len(REQUESTS)
+    answers = answer_from_endpoints(
+        [dead, server.url], REQUESTS, GREEDY, 3, 8, 60, target.eos_token_ids, say=lambda _: None
+    )
+    assert {item.id for item in answers if isinstance(item, endpoints.Refused)} >= set(refused)
+
+
+def test_an_endpoint_given_twice_is_one(target: Target, server: Server) -> None:
+    server.refused = REQUESTS[-1].segments[0][0]
+    answers = answer_from_endpoints(
+        [server.url, server.url + "/"], REQUESTS, GREEDY, 3, 8, 60, target.eos_token_ids, say=lambda _: None
+    )
+    assert any(isinstance(item, endpoints.Refused) for item in answers)
+
+
 def test_where_every_prompt_is_refused_it_is_not_the_prompts(target: Target, server: Server) -> None:
     server.refused = 17  # in every one
     with pytest.raises(ValueError, match=r"the first 8 prompts were refused, and none answered; .*not taken"):

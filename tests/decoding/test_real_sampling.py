@@ -16,7 +16,7 @@ from eagle3.decoding.hybrid_drafter import HybridDrafter
 from eagle3.decoding.independent_drafter import IndependentDrafter
 from eagle3.decoding.prompt_lookup import PromptLookupDrafter
 from eagle3.decoding.sampling import Sampling
-from eagle3.decoding.tree import TreeShape
+from eagle3.decoding.tree import StaticTree, TreeShape
 from eagle3.models.eagle import EagleDraft
 from eagle3.models.eagle3 import Eagle3Draft
 from eagle3.models.independent import IndependentModule, load_independent, save_independent
@@ -31,7 +31,17 @@ pytestmark = pytest.mark.slow
 TEXT = "Colours: red, green, blue, red, green, yellow, red, green,"
 SAMPLING = Sampling(temperature=1.0, top_k=4)
 SAMPLES = 300
-METHODS = ("speculative-sampling", "prompt-lookup", "eagle", "eagle3-chain", "eagle3", "adaptive", "hybrid")
+METHODS = (
+    "speculative-sampling",
+    "prompt-lookup",
+    "eagle",
+    "eagle2",
+    "eagle3-chain",
+    "eagle3",
+    "adaptive",
+    "hybrid",
+    "adaptive-hybrid",
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -78,14 +88,19 @@ def drafters(target: Target, small: Target, exact: Pairs) -> dict[str, Drafter]:
     head = Eagle3Draft(module, target, torch.int8)
     costs = RoundCosts.from_milliseconds({"verify": [40.0] * 12, "draft_step": 1.0, "fixed": 1.0})
     tree = TreeShape(2, 3, 6)
+    adaptive = AdaptiveShape(TreeShape(3, 3, 8), costs)
+    static = StaticTree(((0,), (1,), (0, 0), (0, 1), (0, 0, 0)))
+    eagle = EagleDraft(random_eagle(target), target, torch.int8)
     return {
         "speculative-sampling": IndependentDrafter(small, target, 2),
         "prompt-lookup": PromptLookupDrafter(3, max_ngram=3, min_ngram=1),
-        "eagle": EagleDrafter(EagleDraft(random_eagle(target), target, torch.int8), tree),
+        "eagle": EagleDrafter(eagle, static),
+        "eagle2": EagleDrafter(eagle, tree),
         "eagle3-chain": EagleDrafter(head, TreeShape(2, 1, 3)),
         "eagle3": EagleDrafter(head, tree),
-        "adaptive": EagleDrafter(head, AdaptiveShape(TreeShape(3, 3, 8), costs)),
+        "adaptive": EagleDrafter(head, adaptive),
         "hybrid": HybridDrafter(EagleDrafter(head, tree), 3, max_ngram=3, min_ngram=1),
+        "adaptive-hybrid": HybridDrafter(EagleDrafter(head, adaptive), 3, max_ngram=3, min_ngram=1),
     }
 
 

@@ -306,6 +306,18 @@ def test_a_failed_prompt_can_be_left_out_for_every_method_and_counted(tmp_path: 
     assert "task-4" not in set(frame.prompt_id)
 
 
+def test_a_prompt_too_long_for_the_warm_up_can_be_left_out(tmp_path: Path) -> None:
+    longest = max((fake_renderer(item, []) for item in prompts()), key=len)
+    settings = EvaluationSettings(max_new_tokens=9, dtype="float32", on_failure="exclude")
+    broken = FakeDecoder("eagle3", fail=lambda ids: len(ids) >= len(longest))
+    report = run(tmp_path, [FakeDecoder("vanilla"), broken], settings=settings)
+    assert report["verdict"]["excluded_prompts"]
+    assert report["settings"]["warm_up"]["eagle3"]
+    with pytest.raises(ValueError, match="planted failure") as caught:
+        run(tmp_path / "fail", [FakeDecoder("vanilla"), broken])
+    assert "warming up" in caught.value.__notes__[0]
+
+
 def test_an_exclusion_survives_a_kill() -> None:
     settings = EvaluationSettings(max_new_tokens=9, dtype="float32", on_failure="exclude")
     blocks = [Block(0, 0.0, item) for item in prompts(6)]

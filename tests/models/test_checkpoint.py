@@ -223,7 +223,7 @@ REFUSED_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "no hidden size": ({"hidden_size": None}, "hidden_size is missing"),
     "no rope theta": (
         {"rope_theta": None, "rope_parameters": None},
-        "rope_theta is missing.*add the target's",
+        "rope_theta is missing.*add the one it was trained with",
     ),
     "another draft vocabulary size": ({"draft_vocab_size": 90}, r"lm_head.weight is \[100, 32\].*\[90, 32\]"),
     "another hidden size": (
@@ -264,7 +264,7 @@ def test_rope_theta_left_unsaid_is_read_where_both_readings_agree(
     load_draft(folder, Target(tiny_llama(), tiny_tokenizer()))
     other = tiny_llama()
     other.config.rope_parameters["rope_theta"] = 500000.0
-    with pytest.raises(ValueError, match=r"rope_theta is missing.*add the target's"):
+    with pytest.raises(ValueError, match=r"rope_theta is missing.*add the one it was trained with"):
         load_draft(folder, Target(other, tiny_tokenizer()))
 
 

@@ -60,6 +60,24 @@ def assert_same(folder: Path, original: Path, target: Target) -> None:
     load_draft(folder, target)
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("model.safetensors", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull"),
+        ("pytorch_model.bin", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull"),
+        ("model.safetensors", b"<html>", "is no safetensors file"),
+    ],
+)
+def test_a_file_without_weights_is_said(
+    tiny_target: Target, tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    written(tiny_target, tmp_path / "own")
+    (tmp_path / "own/model.safetensors").unlink()
+    (tmp_path / "own" / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        load_module(tmp_path / "own")
+
+
 @pytest.mark.parametrize("pickled", [False, True], ids=["safetensors", "pytorch_model.bin"])
 @pytest.mark.parametrize("prefix", ["", "model."])
 def test_safeailab_eagle3(tiny_target: Target, tmp_path: Path, pickled: bool, prefix: str) -> None:

@@ -152,7 +152,11 @@ def write_optional(reports: Path) -> None:
             **agreement,
             "experiments": [
                 {"name": "vanilla", "levels": [level(1, None)]},
-                {"name": "eagle3", "levels": [level(1, 2.2), level(4, 2.2)]},
+                {
+                    "name": "eagle3",
+                    "levels": [level(1, 2.2), level(4, 2.2)],
+                    "server_accept_length": {"server": 2.31, "requests": 2.25},
+                },
             ],
         },
         "vllm": {

@@ -163,6 +163,11 @@ def test_what_got_worse_is_shown(full: Path) -> None:
         assert "▼" in text
 
 
+def test_the_servers_own_average_is_shown_beside_the_answers(full: Path) -> None:
+    said = "eagle3 on sglang: 2.31 tokens a verification by its /server_info, 2.25 by its answers"
+    assert said in (full / "index.html").read_text()
+
+
 def test_a_sweep_names_its_reservations(full: Path) -> None:
     for name in ("index.html", "README.md"):
         assert "Only 9 prompts were measured on held-out tasks." in (full / name).read_text()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,6 +47,7 @@ def test_vllm_takes_the_chain_as_json_and_compiles_where_it_is_asked() -> None:
     config = json.loads(words[words.index("--speculative-config") + 1])
     assert config == {"method": "eagle3", "model": "models/drafts/eagle3", "num_speculative_tokens": 3}
     assert "--enforce-eager" not in words
+    assert words[words.index("--per-request-spec-decode-metrics") + 1] == "detailed"
     assert "--enforce-eager" in command("vllm", Path("python"), Service(TARGET, "float32"), "h", 1, {})
 
 
@@ -54,6 +56,43 @@ def test_vllm_refuses_a_tree_and_an_eagle_draft_before_anything_starts() -> None
         command("vllm", Path("python"), Service(TARGET, "float32", TREE), "h", 1, {})
     with pytest.raises(ValueError, match="no bias in fc"):
         command("vllm", Path("python"), Service(TARGET, "float32", CHAIN), "h", 1, {})
+
+
+def test_a_draft_that_an_engine_would_compute_otherwise_is_refused(tmp_path: Path) -> None:
+    """Neither says anything of it: such a draft is accepted less."""
+
+    def words(engine: Engine, **values: Any) -> list[str]:
+        (tmp_path / "config.json").write_text(json.dumps(values))
+        draft = Speculation("eagle3", tmp_path, 3, 1, 4)
+        return command(engine, Path("python"), Service(TARGET, "float32", draft), "h", 1, {})
+
+    with pytest.raises(ValueError, match="norm_before_residual is true, which SGLang ignores"):
+        words("sglang", norm_before_residual=True)
+    assert words("vllm", norm_before_residual=True)
+    engines: tuple[Engine, ...] = ("sglang", "vllm")
+    for engine in engines:
+        with pytest.raises(ValueError, match="reads the final state alone"):
+            words(engine, eagle_config={"use_aux_hidden_state": False})
+        assert words(engine, eagle_config={"use_aux_hidden_state": True})
+
+
+def test_vllm_switches_are_turned_off_by_their_negation() -> None:
+    off = {"enable-prefix-caching": False}
+    assert "--no-enable-prefix-caching" in command("vllm", Path("p"), Service(TARGET, "float32"), "h", 1, off)
+    words = command("sglang", Path("p"), Service(TARGET, "float32"), "h", 1, {"disable-radix-cache": False})
+    assert not any("radix" in word for word in words)
+
+
+def test_pieces_that_are_no_whole_answers_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"options\.incremental-streaming-output: every piece"):
+        command(
+            "sglang",
+            Path("python"),
+            Service(TARGET, "float32"),
+            "h",
+            1,
+            {"incremental-streaming-output": True},
+        )
 
 
 def test_options_that_follow_from_the_settings_are_refused() -> None:

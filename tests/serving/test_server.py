@@ -192,6 +192,12 @@ def test_a_taken_port_and_a_missing_program_are_said_before_anything_starts(tmp_
     assert not log.exists()
 
 
+def test_a_host_that_is_not_this_machines_is_said() -> None:
+    for call in (lambda: check_port("192.0.2.1", 0), lambda: free_port("nowhere.invalid")):
+        with pytest.raises(ValueError, match="a server cannot listen there"):
+            call()
+
+
 def test_variables_reach_the_server(tmp_path: Path) -> None:
     port = free_port(HOST)
     script = "import os, sys; sys.exit('value ' + os.environ['ENGINE_OPTION'])"

@@ -46,8 +46,10 @@ def settings(engine: Path | str, **changes: Any) -> Settings:
 
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The fake engine, in an empty project."""
+    """The fake engine, in a project that has a target and nothing else."""
     monkeypatch.chdir(tmp_path)
+    paths.TARGET.mkdir(parents=True)
+    (paths.TARGET / "config.json").write_text("{}")
     return write_engine(tmp_path)
 
 
@@ -97,6 +99,16 @@ def test_an_evaluation_is_told_how_the_servers_are_started(engine: Path, tiny_ta
     assert described[0] != described[1]
     assert described[1]["serving"]["options"] == {"max-running-requests": 2}
     assert "secret" not in json.dumps(described)
+
+
+def test_a_missing_target_is_said_before_anything_starts(engine: Path) -> None:
+    (paths.TARGET / "config.json").unlink()
+    with (
+        Servers(settings(engine), "sglang") as servers,
+        pytest.raises(ValueError, match=r"models/target holds no model: .*dvc repro target"),
+    ):
+        servers.url("vanilla", None)
+    assert not list(LOGS.glob("*.log"))
 
 
 def test_a_missing_engine_is_said_with_what_installs_it(engine: Path) -> None:

@@ -11,7 +11,7 @@ import yaml
 from eagle3.decoding.tree import TreeShape
 from eagle3.measure.summary import paired_speedup
 from eagle3.tuning.best import read_best, winner_flags, write_best
-from eagle3.tuning.finalists import Finalist, choose_finalists, decide
+from eagle3.tuning.finalists import Finalist, choose_finalists, decide, fastest_default
 from eagle3.tuning.space import Configuration, Space
 from tests.tuning.fakes import measurement
 
@@ -53,6 +53,14 @@ def test_best_trials_meet_all_defaults_once() -> None:
         ("3/1/4 (chain, eagle3 of params.yaml)", False),
         ("2/1/3", True),
     ]
+
+
+def test_the_fastest_default_of_the_trials_stands_for_all() -> None:
+    other = Configuration("eagle3", 4, 1, 5, "bfloat16", 0)
+    defaults = {"chain": CHAIN, "four": other, "eagle3 of params.yaml": CHAIN}
+    ranking = [(TUNED, measurement([2.0])), (CHAIN, measurement([1.9])), (other, measurement([1.8]))]
+    assert fastest_default(ranking, defaults) == {"chain": CHAIN, "eagle3 of params.yaml": CHAIN}
+    assert fastest_default(ranking[:1], {"four": other, "chain": CHAIN}) == {"four": other}
 
 
 def test_clear_winner_beats_the_default() -> None:

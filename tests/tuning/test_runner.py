@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
+import optuna
 import pytest
 
 from eagle3.tuning.runner import MOST_REPEATS, duration
@@ -132,6 +133,36 @@ def test_single_failure_is_recorded_and_the_sweep_goes_on(tmp_path: Path) -> Non
     first = study.records()[0]
     assert (first.state, first.reason) == ("fail", "ValueError: planted failure")
     assert len(measured(study.records())) == 3
+
+
+def test_a_configuration_that_fails_does_not_keep_a_small_space_from_ending(tmp_path: Path) -> None:
+    study, lines = open_study(tmp_path, space=TINY), list[str]()
+    bad = Configuration("eagle3", 1, 2, 2, "bfloat16", 0)
+
+    def failing(configuration: Configuration) -> FakeDecoder:
+        decoder = fake_decoder(configuration)
+        decoder.fail = lambda _: configuration == bad
+        return decoder
+
+    enqueue(study, [("default", bad)])
+    runner(study, 100, failing, lines).run()
+    assert set(known_configurations(study.records())) == set(TINY.configurations()) - {bad}
+    assert "5 configurations are known" in lines[-1]
+    assert "1 failed" in lines[-1]
+
+
+def test_a_trial_that_another_machine_failed_meanwhile_is_left_out(tmp_path: Path) -> None:
+    study, lines = open_study(tmp_path), list[str]()
+
+    def taken_for_dead(configuration: Configuration) -> FakeDecoder:
+        if not lines and len(study.records()) == 1:
+            study.optuna.tell(0, state=optuna.trial.TrialState.FAIL)
+        return fake_decoder(configuration)
+
+    runner(study, 2, taken_for_dead, lines).run()
+    assert lines[0].startswith("trial 0 gave no sign of life")
+    assert [record.state for record in study.records()][:1] == ["fail"]
+    assert len(measured(study.records())) == 2
 
 
 def test_failures_in_a_row_end_the_sweep(tmp_path: Path) -> None:

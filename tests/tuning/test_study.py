@@ -87,6 +87,29 @@ def test_enqueuing_twice_tries_once(tmp_path: Path) -> None:
     assert study.waiting == 2
 
 
+def test_what_only_failed_is_named_until_it_is_queued_again(tmp_path: Path) -> None:
+    study = open_study(tmp_path)
+    for configuration in (CHAIN, TREE):
+        study.enqueue(configuration, "default")
+    study.tell_failed(study.ask(), "the server did not start")
+    study.tell(study.ask(), result([2.0]), measurement([2.0]))
+    assert study.without_result() == {CHAIN}
+    study.enqueue(CHAIN, "default")
+    assert study.waiting == 0
+    study.enqueue(CHAIN, "default", even_if_known=CHAIN in study.without_result())
+    assert study.waiting == 1
+    assert study.without_result() == set()
+    study.tell(study.ask(), result([2.0]), measurement([2.0]))
+    assert study.without_result() == set()
+
+
+@pytest.mark.parametrize("url", ["study.db", "nothing://user:secret@host/db"])
+def test_a_storage_that_is_none_is_refused_in_words(url: str) -> None:
+    with pytest.raises(ValueError, match=r"cannot be opened .*: give a database URL") as refused:
+        study_module.Study.open("tree", url, SPACE, {}, "tpe", 1)
+    assert "secret" not in str(refused.value)
+
+
 @pytest.mark.parametrize("sampler", ["tpe", "gp"])
 def test_killed_trial_is_run_again(tmp_path: Path, sampler: str) -> None:
     study = open_study(tmp_path, sampler)
