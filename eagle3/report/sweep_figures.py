@@ -21,6 +21,7 @@ Trial = Mapping[str, Any]
 CAPTIONS = {
     "trials": "The sweep's trials: speedup in order, and speedup against τ with the Pareto front.",
     "slices": "Speedup by each parameter; hollow: trials that were stopped early.",
+    "options": "Speedup by each option that varied; hollow: trials that were stopped early.",
     "contour": "Speedup, as colour, over levels and branching, and over levels and token budget.",
     "importance": "How much each parameter decides (PED-ANOVA).",
     "cost_model": "Speedups predicted by models that were not shown the configuration, and measured.",
@@ -43,7 +44,9 @@ def draw_figures(results: Mapping[str, Any]) -> dict[str, Canvas]:
     if finished_trials(results):
         drawn["trials"] = sweep_figure(results)
     if trials:
-        drawn["slices"] = slices_figure(trials)
+        drawn["slices"] = slices_figure(trials, TREE_PARAMETERS)
+        if options := varied_options(trials):
+            drawn["options"] = slices_figure(trials, options)
         drawn["contour"] = contour_figure(trials)
     if importances := parameter_importances(trials):
         drawn["importance"] = importance_figure(importances)
@@ -60,15 +63,25 @@ def estimated_trials(results: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{**trial, "estimate": float(value)} for trial, value in estimated if value is not None]
 
 
-def slices_figure(trials: Sequence[Trial]) -> Canvas:
-    """Speedup by each parameter of the tree; trials that were stopped are hollow."""
-    canvas, axes = subplots(1, len(TREE_PARAMETERS), WIDTH, 3.0)
+def varied_options(trials: Sequence[Trial]) -> tuple[str, ...]:
+    """What else than the tree differs between the trials, as drafts, dtypes or threads."""
+    names = [name for name in trials[0]["params"] if name not in TREE_PARAMETERS]
+    return tuple(name for name in names if len({trial["params"][name] for trial in trials}) > 1)
+
+
+def slices_figure(trials: Sequence[Trial], names: Sequence[str]) -> Canvas:
+    """Speedup by each of the parameters; trials that were stopped are hollow."""
+    canvas, axes = subplots(1, len(names), WIDTH, 3.0)
     kinds = {"complete": ("measured in full", COLOURS[0]), "pruned": ("stopped early", "none")}
-    for axis, name in zip(axes, TREE_PARAMETERS, strict=True):
+    for axis, name in zip(axes, names, strict=True):
+        tree = name in TREE_PARAMETERS
+        # An option's values are names, in an order that does not depend on which was stopped.
+        values = sorted({str(trial["params"][name]) for trial in trials})
+        places = {value: place for place, value in enumerate(values)}
         for state, (label, fill) in kinds.items():
             chosen = [trial for trial in trials if trial["state"] == state]
             axis.plot(
-                [trial["params"][name] for trial in chosen],
+                [trial["params"][name] if tree else places[str(trial["params"][name])] for trial in chosen],
                 [trial["estimate"] for trial in chosen],
                 "o",
                 color=COLOURS[0],
@@ -76,7 +89,11 @@ def slices_figure(trials: Sequence[Trial]) -> Canvas:
                 markersize=4,
                 label=label,
             )
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if tree:
+            axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        else:
+            axis.set_xticks(range(len(values)), values)
+            axis.set_xlim(-0.5, len(values) - 0.5)
         axis.axhline(1.0, color=NEUTRAL, linewidth=1.2, linestyle="--")
         axis.set_xlabel(name)
     axes[0].set_ylabel("decode speedup")
@@ -129,24 +146,24 @@ def cost_model_figure(model: Mapping[str, Any]) -> Canvas:
 
 
 def parameter_importances(trials: Sequence[Trial]) -> dict[str, float]:
-    """Optuna's PED-ANOVA over the tree's parameters; empty where too few trials or values say anything."""
+    """Optuna's PED-ANOVA over tree and options; empty where too few trials or values say anything."""
     if len(trials) < _IMPORTANCE_FROM:
         return {}
     study = optuna.create_study(direction="maximize")
-    ranges = {name: sorted({trial["params"][name] for trial in trials}) for name in TREE_PARAMETERS}
-    varied = [name for name in TREE_PARAMETERS if len(ranges[name]) > 1]
+    distributions: dict[str, optuna.distributions.BaseDistribution] = {}
+    for name in TREE_PARAMETERS:
+        values = sorted({trial["params"][name] for trial in trials})
+        if len(values) > 1:
+            distributions[name] = optuna.distributions.IntDistribution(values[0], values[-1])
+    for name in varied_options(trials):
+        choices = list(dict.fromkeys(trial["params"][name] for trial in trials))
+        distributions[name] = optuna.distributions.CategoricalDistribution(choices)
     for trial in trials:
+        params = {name: trial["params"][name] for name in distributions}
         study.add_trial(
-            optuna.create_trial(
-                value=trial["estimate"],
-                params={name: trial["params"][name] for name in varied},
-                distributions={
-                    name: optuna.distributions.IntDistribution(ranges[name][0], ranges[name][-1])
-                    for name in varied
-                },
-            )
+            optuna.create_trial(value=trial["estimate"], params=params, distributions=distributions)
         )
-    if not varied or len({trial["estimate"] for trial in trials}) < 2:
+    if not distributions or len({trial["estimate"] for trial in trials}) < 2:
         return {}
     evaluator = optuna.importance.PedAnovaImportanceEvaluator()
     return dict(optuna.importance.get_param_importances(study, evaluator=evaluator))

@@ -202,6 +202,16 @@ def test_results_are_json_and_figures_are_drawn(tmp_path: Path) -> None:
     assert sum(parameter_importances(estimated_trials(found)).values()) == pytest.approx(1.0)
 
 
+def test_options_that_varied_are_in_the_figures(tmp_path: Path) -> None:
+    found = sweep_results(records(), {"machine": {}}, 0, {"held_out": []}, None, {"command": "x"})
+    for number, trial in enumerate(found["trials"]):
+        trial["params"] = {**trial["params"], "threads": number % 2, "backend": "kernels"}
+    assert "options" in {path.stem for path in write_figures(found, tmp_path)}
+    importances = parameter_importances(estimated_trials(found))
+    assert {"threads", "num_steps"} <= set(importances)
+    assert "backend" not in importances
+
+
 def test_stopped_trial_has_only_a_partial_speedup() -> None:
     stopped = [
         Record(0, "pruned", item, found, found, "tpe", "slower", 3.0, 0.0)
