@@ -149,6 +149,7 @@ def parameter_importances(trials: Sequence[Trial]) -> dict[str, float]:
     """Optuna's PED-ANOVA over tree and options; empty where too few trials or values say anything."""
     if len(trials) < _IMPORTANCE_FROM:
         return {}
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(direction="maximize")
     distributions: dict[str, optuna.distributions.BaseDistribution] = {}
     for name in TREE_PARAMETERS:
