@@ -32,11 +32,8 @@ def keep(settings: Settings, engine: "Engine", name: str) -> None:
     with ExitStack() as stack:
         servers = stack.enter_context(Servers(settings, engine))
         url = servers.url(name, speculation_for(engine, experiment), experiment.compile)
-        then = (
-            "it was not started here, and Ctrl-C ends the watching"
-            if servers.runs_elsewhere(name)
-            else ("Ctrl-C ends it")
-        )
+        elsewhere = "it was not started here, and Ctrl-C ends the watching"
+        then = elsewhere if servers.runs_elsewhere(name) else "Ctrl-C ends it"
         print(f"{engine} serves {name} at {url}; {then}", flush=True)
         client = Client(engine, url)
         with servers.explaining(name):

@@ -80,14 +80,12 @@ def preview(settings: Settings, arguments: Namespace) -> str:
 def plan_text(settings: Settings, arguments: Namespace, records: "list[Record]") -> str:
     """What a sweep would do that goes on from these records."""
     from eagle3.tuning import defaults, preview, setup
-    from eagle3.tuning.finalists import choose_finalists
 
     space, wanted = setup.make_space(settings), settings.sweep
     prompts, held_out = setup.tuning_prompts(settings), setup.held_out_prompts(settings)
     answers = wanted.repeats * sum(len(prompt.turns) for prompt in prompts)
     trial = preview.expected_trial_seconds(records, EVALUATION, answers, wanted.max_new_tokens)
-    known = choose_finalists([], defaults.default_configurations(settings, space), space, 0)
-    finalists = (len(known) if wanted.engine == "native" else 1) + wanted.held_out.finalists
+    finalists = len(setup.held_out_finalists(settings, space, [])) + wanted.held_out.finalists
     tokens = wanted.held_out.max_new_tokens * wanted.held_out.repeats
     tokens *= sum(len(prompt.turns) for prompt in held_out)
     token = preview.vanilla_token_seconds(records, EVALUATION)

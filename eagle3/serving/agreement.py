@@ -73,12 +73,10 @@ def agree(
 
 
 def _same_rounds(mine: Generation, answer: Streamed) -> bool:
-    """Round by round as vLLM tells them, or where every round came as a piece; else by SGLang's histogram."""
-    if "per_step_accepted" in answer.meta:
-        return mine.acceptance_lengths == rounds_of(answer, 0, 0).produced
+    """Round by round as far as the order is known (`rounds_of`), and else by SGLang's histogram."""
     histogram = answer.meta.get("spec_correct_drafts_histogram")
     if histogram is None or len(answer.produced) == answer.meta.get("spec_verify_ct"):
-        return mine.acceptance_lengths == answer.produced
+        return mine.acceptance_lengths == rounds_of(answer, 0, 0).produced
     accepted = [number for number, count in enumerate(histogram) for _ in range(count)]
     return sorted(mine.accepted_drafts) == accepted
 

@@ -33,14 +33,14 @@ from eagle3.serving.servers import Servers
 from eagle3.tracking import Tracker
 
 Prompts = list[tuple[str, list[int]]]  # name and token ids
-# SGLang returns the states that a draft reads when started with these; of cached prefixes it returns none.
 # A prompt is sent once at every level of concurrency: with its prefix cached, only the first level would
 # tell what the first token takes.
 _WHOLE_PREFILL: dict[Engine, dict[str, Option]] = {
     "sglang": {"disable-radix-cache": True},
     "vllm": {"enable-prefix-caching": False},
 }
-_STATES_OPTIONS = {"enable-return-hidden-states": True, "disable-radix-cache": True}
+# SGLang returns the states that a draft reads when started with these; of cached prefixes it returns none.
+_STATES_OPTIONS = {"enable-return-hidden-states": True, **_WHOLE_PREFILL["sglang"]}
 
 
 def speculation_for(engine: Engine, experiment: ServedExperiment) -> Speculation | None:

@@ -140,7 +140,7 @@ class Runner:
         if self.plan.timeout is not None and seconds >= self.plan.timeout:
             return f"time is up after {done} of {self.plan.trials} trials; the same command goes on"
         known = known_configurations(records)
-        failed = self.study.without_result()
+        failed = self.study.without_result(records)
         all_ = "" if failed else "all "
         but = f"; {len(failed)} failed, and the same command tries known ones again" if failed else ""
         if self.study.sampler == "grid" and not self.study.waiting:

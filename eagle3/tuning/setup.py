@@ -20,7 +20,7 @@ from eagle3.measure.verdict import reservations
 from eagle3.provenance import fingerprint_machine, hash_object, hash_tree, short_hash
 from eagle3.serving.bench import ServedBench
 from eagle3.tuning.defaults import default_configurations, trials_to_enqueue
-from eagle3.tuning.finalists import Finalist, Outcome, choose_finalists, decide, fastest_default
+from eagle3.tuning.finalists import Finalist, Outcome, Ranking, choose_finalists, decide, fastest_default
 from eagle3.tuning.space import Space
 from eagle3.tuning.study import Study, ranked
 from eagle3.tuning.trial import Workload
@@ -65,7 +65,7 @@ class Session:
         workload = tuning_workload(settings, bench)
         identity = identity_of(settings, marks)
         study = Study.open(name, storage, space, identity, sampler, seed)
-        again = study.without_result()  # whatever it failed for may be mended
+        again = study.without_result(study.records())  # whatever it failed for may be mended
         for source, configuration in trials_to_enqueue(settings, space, sampler):
             study.enqueue(configuration, source, even_if_known=configuration in again)
         return cls(settings, space, bench, workload, study, marks, identity)
@@ -73,13 +73,7 @@ class Session:
     def finalists(self) -> list[Finalist]:
         """The best trials and the defaults; empty where no trial was measured in full."""
         ranking = ranked(self.study.records())
-        if not ranking:
-            return []
-        defaults = default_configurations(self.settings, self.space)
-        if self.settings.sweep.engine != "native":
-            # Each is a server beside the others, on one GPU as a rule: the fastest default stands for all.
-            defaults = fastest_default(ranking, defaults)
-        return choose_finalists(ranking, defaults, self.space, self.settings.sweep.held_out.finalists)
+        return held_out_finalists(self.settings, self.space, ranking) if ranking else []
 
     def measure_finalists(
         self, finalists: list[Finalist], folder: Path, origin: Mapping[str, Any]
@@ -116,6 +110,15 @@ class Session:
             summary=f"{outcome.summary} {verdict['summary']}",
             reservations=tuple(reservations(verdict)),
         )
+
+
+def held_out_finalists(settings: Settings, space: Space, ranking: Ranking) -> list[Finalist]:
+    """The best of the ranking, which may be empty, and the defaults that they are measured against."""
+    defaults = default_configurations(settings, space)
+    if settings.sweep.engine != "native":
+        # Each is a server beside the others, on one GPU as a rule: the fastest default stands for all.
+        defaults = fastest_default(ranking, defaults)
+    return choose_finalists(ranking, defaults, space, settings.sweep.held_out.finalists)
 
 
 def make_space(settings: Settings) -> Space:

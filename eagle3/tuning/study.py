@@ -163,9 +163,8 @@ class Study:
                 self.optuna.enqueue_trial(fixed, user_attrs={"source": source})
         return [trial.number for trial in dead]
 
-    def without_result(self) -> set[Configuration]:
-        """What only ever failed, as where a server did not start, and is neither queued nor running."""
-        records = self.records()
+    def without_result(self, records: list[Record]) -> set[Configuration]:
+        """What of the records only ever failed, as where a server did not start, and is not queued again."""
         waiting = self.optuna.get_trials(deepcopy=False, states=(TrialState.WAITING,))
         queued = [trial.system_attrs.get("fixed_params") for trial in waiting]
         others = {record.configuration for record in records if record.state != "fail"}

@@ -93,14 +93,14 @@ def test_what_only_failed_is_named_until_it_is_queued_again(tmp_path: Path) -> N
         study.enqueue(configuration, "default")
     study.tell_failed(study.ask(), "the server did not start")
     study.tell(study.ask(), result([2.0]), measurement([2.0]))
-    assert study.without_result() == {CHAIN}
+    assert study.without_result(study.records()) == {CHAIN}
     study.enqueue(CHAIN, "default")
     assert study.waiting == 0
-    study.enqueue(CHAIN, "default", even_if_known=CHAIN in study.without_result())
+    study.enqueue(CHAIN, "default", even_if_known=CHAIN in study.without_result(study.records()))
     assert study.waiting == 1
-    assert study.without_result() == set()
+    assert study.without_result(study.records()) == set()
     study.tell(study.ask(), result([2.0]), measurement([2.0]))
-    assert study.without_result() == set()
+    assert study.without_result(study.records()) == set()
 
 
 @pytest.mark.parametrize("url", ["study.db", "nothing://user:secret@host/db"])
