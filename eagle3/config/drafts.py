@@ -51,6 +51,7 @@ class Eagle3Settings(Section):
     num_key_value_heads: Count | None  # null: the target's
     loss: Literal["soft_ce", "lk"]
     test_time: Annotated[tuple[TestTimeSteps, ...], Field(min_length=1)]
+    test_time_share: Annotated[float, Field(gt=0, le=1)]  # of the positions, for draft steps after the first
     step_decay: Annotated[float, Field(gt=0, le=1)]
     fused: bool  # false: `fc` reads the top-layer state alone, as EAGLE does (an ablation of the paper)
     feature_constraint: Annotated[float, Field(ge=0)]  # weight of EAGLE's feature regression; 0: none

@@ -119,8 +119,8 @@ def _conditions(settings: Settings, engine: Engine, prompts: int) -> dict[str, A
         "machine": fingerprint_machine(),
         "origin": {
             **describe_run(paths.REPORTS.resolve().parent, f"python experiments/serving.py measure {engine}"),
-            # As the file has them: a tuple of options is a list there.
-            "options": json.loads(json.dumps(own.options)),
+            # All that the servers are started with, as the file has it: a tuple is a list there.
+            "options": json.loads(json.dumps({**_WHOLE_PREFILL[engine], **own.options})),
             "environment": sorted(own.environment),
             "target": hash_tree(paths.TARGET),
             "drafts": {

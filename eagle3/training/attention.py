@@ -10,12 +10,14 @@ from torch import Tensor
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding, "rotate half" convention: x [B, heads, T, D]; cos, sin [T, D]."""
+    """Rotary embedding, "rotate half" convention: x [B, heads, T, D]; cos, sin [T, D] or [B, 1, T, D]."""
     half = x.shape[-1] // 2
     return x * cos + torch.cat((-x[..., half:], x[..., :half]), dim=-1) * sin
 
 
-def test_time_attention(query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
+def test_time_attention(
+    query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], chosen: Tensor | None
+) -> Tensor:
     """Attention of draft step i = len(keys) - 1.
 
     Worked, three steps, position t = 5: the query of step 2 sees the keys of step 0 (made from the target's
@@ -24,12 +26,13 @@ def test_time_attention(query: Tensor, keys: Sequence[Tensor], values: Sequence[
     committed context and the chain itself.
 
     Args:
-        query: [B, Hq, T, D], rotated by t + i.
-        keys: one a step, [B, Hkv, T, D], rotated by t + their step.
+        query: [B, Hq, K, D], rotated by t + i.
+        keys: one a step, rotated by t + their step: of step 0 [B, Hkv, T, D], of later ones [B, Hkv, K, D].
         values: as keys.
+        chosen: [B, K], the positions t that steps after the first are made at; None: all, K = T.
 
     Returns:
-        [B, Hq, T, D]
+        [B, Hq, K, D]
     """
     group = query.shape[1] // keys[0].shape[1]
     if len(keys) == 1:
@@ -37,10 +40,12 @@ def test_time_attention(query: Tensor, keys: Sequence[Tensor], values: Sequence[
     keys = [key.repeat_interleave(group, dim=1) for key in keys]
     values = [value.repeat_interleave(group, dim=1) for value in values]
     query = query * query.shape[-1] ** -0.5
-    length = query.shape[2]
-    hidden = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
-    context = (query @ keys[0].transpose(-1, -2)).masked_fill(hidden, float("-inf"))  # [B, Hq, T, T]
-    own = torch.stack([torch.linalg.vecdot(query, key) for key in keys[1:]], dim=-1)  # [B, Hq, T, i]
+    length = keys[0].shape[2]
+    slots = torch.arange(length, device=query.device)
+    rows = slots[None] if chosen is None else chosen
+    hidden = slots > rows[:, None, :, None]  # [B or 1, 1, K, T]
+    context = (query @ keys[0].transpose(-1, -2)).masked_fill(hidden, float("-inf"))  # [B, Hq, K, T]
+    own = torch.stack([torch.linalg.vecdot(query, key) for key in keys[1:]], dim=-1)  # [B, Hq, K, i]
     weights = torch.cat((context, own), dim=-1).softmax(-1)
     result = weights[..., :length] @ values[0]
     for step, value in enumerate(values[1:]):

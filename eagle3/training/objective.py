@@ -16,7 +16,7 @@ from eagle3.models.eagle3 import Eagle3Module
 from eagle3.training.attention import rotate, test_time_attention
 from eagle3.training.batches import Batch
 from eagle3.training.losses import LOSSES
-from eagle3.training.unroll import Unroll, shift_left
+from eagle3.training.unroll import Unroll, choose_positions, shift_left
 
 
 @dataclass(frozen=True)
@@ -103,15 +103,21 @@ class Eagle3Objective:
         total = torch.zeros((), device=batch.final.device)
         weight_sum, supervised, accuracy = 0.0, 0, []
         unroll = Unroll(self.module, self._embedding, self._rotary)
-        for step, output in enumerate(unroll.steps(batch.token_ids, self._reads(batch), count)):
+        chosen: Tensor | None = None
+        if count > 1 and self._settings.test_time_share < 1:
+            second = supervision(batch, 1, self._prompt_loss, self.module.t2d) > 0
+            chosen = choose_positions(second, self._settings.test_time_share, generator)
+        for step, output in enumerate(unroll.steps(batch.token_ids, self._reads(batch), count, chosen)):
             weights = supervision(batch, step, self._prompt_loss, self.module.t2d)
-            chosen = weights > 0
-            rows, positions = chosen.nonzero(as_tuple=True)
-            normed = self.module.norm(output[rows, positions])
+            if step > 0 and chosen is not None:
+                weights = weights.gather(1, chosen)  # [B, K], as `output` has it
+            rows, columns = (weights > 0).nonzero(as_tuple=True)
+            positions = columns if step == 0 or chosen is None else chosen[rows, columns]
+            normed = self.module.norm(output[rows, columns])
             logits = self.module.lm_head(normed)  # [M, Vd]
             goal = goals[rows, positions + 1 + step]
             decay = self._settings.step_decay**step
-            weight = weights[rows, positions]
+            weight = weights[rows, columns]
             step_loss = self._loss(logits, goal, weight)
             if self._settings.feature_constraint:
                 feature = batch.final[rows, positions + 1 + step]
@@ -217,7 +223,7 @@ class EagleObjective:
         query = rotate(heads(layer.self_attn.q_proj(x)), cos, sin)
         keys.append(rotate(heads(layer.self_attn.k_proj(x)), cos, sin))
         values.append(heads(layer.self_attn.v_proj(x)))
-        attended = test_time_attention(query, keys, values).transpose(1, 2).reshape(batch, length, -1)
+        attended = test_time_attention(query, keys, values, None).transpose(1, 2).reshape(batch, length, -1)
         x = x + layer.self_attn.o_proj(attended)
         return x + layer.mlp(layer.post_attention_layernorm(x))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -22,6 +23,20 @@ def shift_left(x: Tensor, count: int) -> Tensor:
     return shifted
 
 
+def choose_positions(candidates: Tensor, share: float, generator: torch.Generator) -> Tensor:
+    """The positions of each row that draft steps after the first are made at, ascending, [B, K].
+
+    K is `share` of T, rounded up. The candidates of a row are drawn evenly; a row with fewer than K of them
+    is filled up with other positions, which carry no loss.
+
+    Args:
+        candidates: [B, T] bool.
+    """
+    count = math.ceil(share * candidates.shape[1])
+    drawn = torch.rand(candidates.shape, generator=generator).to(candidates.device)
+    return (drawn + candidates).topk(count, dim=1).indices.sort(dim=1).values
+
+
 @dataclass
 class Unroll:
     """The draft at training: one call of `step` a draft step, each reading the output of the one before.
@@ -30,6 +45,9 @@ class Unroll:
     embedding of x2 beside g1 (fused from h1) and predicts x3. Step 1 reads x3 beside its own output of step 0
     at t = 1 and predicts x4. So at step i position t reads token t + 1 + i, predicts token t + 2 + i, and has
     rotary position t + i. Only the hidden state is self-generated: the tokens are the row's own.
+
+    A step after the first reads nothing that other positions made in steps after the first, so that it can be
+    made at a few positions alone: each of them is what it would be among all.
     """
 
     module: Eagle3Module
@@ -38,28 +56,38 @@ class Unroll:
     _keys: list[Tensor] = field(default_factory=list)
     _values: list[Tensor] = field(default_factory=list)
 
-    def steps(self, token_ids: Tensor, captured: Tensor, count: int) -> Iterator[Tensor]:
-        """Yield the layer output of each of `count` steps, [B, T, H], before the final norm.
+    def steps(
+        self, token_ids: Tensor, captured: Tensor, count: int, chosen: Tensor | None = None
+    ) -> Iterator[Tensor]:
+        """Yield the layer output of each of `count` steps before the final norm: [B, T, H], then [B, K, H].
 
         Args:
             token_ids: [B, T].
             captured: the target's captured states, [B, T, n H].
+            chosen: [B, K], the positions of steps after the first; None: all, K = T.
         """
         hidden = self.module.fuse(captured)
         for step in range(count):
-            output = self._step(step, shift_left(token_ids, step + 1), hidden)
+            shifted = shift_left(token_ids, step + 1)
+            if step > 0 and chosen is not None:
+                shifted = shifted.gather(1, chosen)
+            output = self._step(step, shifted, hidden, chosen)
             yield output
             hidden = self.module.feed_back(output)
+            if step == 0 and chosen is not None:
+                hidden = hidden.gather(1, chosen[..., None].expand(-1, -1, hidden.shape[-1]))
 
-    def _step(self, step: int, token_ids: Tensor, hidden: Tensor) -> Tensor:
+    def _step(self, step: int, token_ids: Tensor, hidden: Tensor, chosen: Tensor | None) -> Tensor:
         layer, config = self.module.midlayer, self.module.config
         batch, length = token_ids.shape
         embedded = F.embedding(token_ids, self.embedding).to(hidden.dtype)
         normed = layer.hidden_norm(hidden)
         inputs = torch.cat((layer.input_layernorm(embedded), normed), dim=-1)
         attention = layer.self_attn
-        positions = torch.arange(step, step + length, device=hidden.device)[None]
-        cos, sin = (table[0].to(hidden.dtype) for table in self.rotary(hidden, positions))  # [T, D]
+        every = torch.arange(length, device=hidden.device)[None]  # [1, T]
+        at = every if step == 0 or chosen is None else chosen
+        # [B or 1, 1, length, D]
+        cos, sin = (table[:, None].to(hidden.dtype) for table in self.rotary(hidden, at + step))
 
         def heads(x: Tensor) -> Tensor:
             return x.view(batch, length, -1, config.head_dim).transpose(1, 2)
@@ -67,7 +95,7 @@ class Unroll:
         query = rotate(heads(attention.q_proj(inputs)), cos, sin)
         self._keys.append(rotate(heads(attention.k_proj(inputs)), cos, sin))
         self._values.append(heads(attention.v_proj(inputs)))
-        attended = test_time_attention(query, self._keys, self._values)  # [B, Hq, T, D]
+        attended = test_time_attention(query, self._keys, self._values, chosen)  # [B, Hq, length, D]
         x = (normed if config.norm_before_residual else hidden) + attention.o_proj(
             attended.transpose(1, 2).reshape(batch, length, -1)
         )

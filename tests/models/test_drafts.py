@@ -106,8 +106,11 @@ def test_parity_for_targets_of_other_shapes(name: str) -> None:
     assert_parity(target, random_eagle3(target))
 
 
-def shifted_attention(query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
+def shifted_attention(
+    query: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], chosen: Tensor | None
+) -> Tensor:
     """The released bug: step i sees the real context only up to t - i."""
+    assert chosen is None
     group = query.shape[1] // keys[0].shape[1]
     length, step = query.shape[2], len(keys) - 1
     seen = torch.ones(length, length, dtype=torch.bool).tril(-step)
@@ -133,12 +136,12 @@ def test_parity_notices_every_shift_by_one(
     """The comparison depends on the token, the state and the rotary position of every step."""
     original = Unroll._step
 
-    def shifted(self: Unroll, step: int, token_ids: Tensor, hidden: Tensor) -> Tensor:
+    def shifted(self: Unroll, step: int, token_ids: Tensor, hidden: Tensor, chosen: Tensor | None) -> Tensor:
         if wrong == "hidden":
             hidden = hidden.roll(1, dims=1)
         elif wrong == "token":
             token_ids = token_ids.roll(1, dims=1)
-        return original(self, step + (wrong == "position" and step > 0), token_ids, hidden)
+        return original(self, step + (wrong == "position" and step > 0), token_ids, hidden, chosen)
 
     monkeypatch.setattr(Unroll, "_step", shifted)
     with pytest.raises(AssertionError, match="not close"):

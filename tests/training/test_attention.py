@@ -45,21 +45,38 @@ def loop(query: Tensor, keys: list[Tensor], values: list[Tensor], shift: int = 0
 @pytest.mark.parametrize("steps", [1, 2, 3, 5])
 def test_equals_the_loop(steps: int, heads: int, kv_heads: int) -> None:
     query, keys, values = case(steps, heads=heads, kv_heads=kv_heads)
-    torch.testing.assert_close(attend(query, keys, values), loop(query, keys, values))
+    torch.testing.assert_close(attend(query, keys, values, None), loop(query, keys, values))
+
+
+@pytest.mark.parametrize("steps", [2, 4])
+def test_at_chosen_positions_it_is_what_it_is_among_all(steps: int) -> None:
+    query, keys, values = case(steps)
+    chosen = torch.tensor([[0, 3, 5], [1, 2, 4]])
+
+    def at_chosen(x: Tensor) -> Tensor:
+        return torch.stack([part[:, at] for part, at in zip(x, chosen, strict=True)])
+
+    alone = attend(
+        at_chosen(query),
+        [keys[0], *map(at_chosen, keys[1:])],
+        [values[0], *map(at_chosen, values[1:])],
+        chosen,
+    )
+    torch.testing.assert_close(alone, at_chosen(attend(query, keys, values, None)))
 
 
 @pytest.mark.parametrize("steps", [2, 4])
 def test_a_mask_that_hides_real_context_would_be_noticed(steps: int) -> None:
     query, keys, values = case(steps)
     shifted = loop(query, keys, values, shift=1)
-    assert (attend(query, keys, values) - shifted).abs().max() > 0.1
+    assert (attend(query, keys, values, None) - shifted).abs().max() > 0.1
 
 
 def test_gradients_reach_every_step_and_only_what_is_seen() -> None:
     query, keys, values = case(3)
     for tensor in (*keys, *values):
         tensor.requires_grad_()
-    attend(query, keys, values)[:, :, 3].sum().backward()
+    attend(query, keys, values, None)[:, :, 3].sum().backward()
     for tensor in (keys[0], values[0]):
         assert tensor.grad is not None
         assert (tensor.grad[:, :, :4].abs().amax(dim=(0, 1, 3)) > 0).all()
@@ -76,7 +93,7 @@ def test_gradients_are_those_of_the_loop() -> None:
     for tensor in inputs:
         tensor.requires_grad_()
     weights = torch.randn_like(query)
-    mine = torch.autograd.grad((attend(query, keys, values) * weights).sum(), inputs)
+    mine = torch.autograd.grad((attend(query, keys, values, None) * weights).sum(), inputs)
     theirs = torch.autograd.grad((loop(query, keys, values) * weights).sum(), inputs)
     for one, other in zip(mine, theirs, strict=True):
         torch.testing.assert_close(one, other)

@@ -15,7 +15,7 @@ from eagle3.models.eagle3 import Eagle3Module
 from eagle3.models.target import Target
 from eagle3.training.batches import Batch
 from eagle3.training.objective import Eagle3Objective, EagleObjective, supervision
-from eagle3.training.unroll import Unroll, shift_left
+from eagle3.training.unroll import Unroll, choose_positions, shift_left
 from tests.models.drafts import random_eagle, random_eagle3
 from tests.training.samples import eagle3_settings, eagle_settings, sample_batch, steps
 
@@ -119,9 +119,15 @@ def test_ids_mask_and_goals_are_shifted_together(tiny_target: Target) -> None:
 
 
 def reference_loss(
-    target: Target, module: Eagle3Module, batch: Batch, count: int, decay: float, prompt_loss: float
+    target: Target,
+    module: Eagle3Module,
+    batch: Batch,
+    count: int,
+    decay: float,
+    prompt_loss: float,
+    chosen: Tensor,
 ) -> Tensor:
-    """The loss position by position, as the paper says it."""
+    """The loss position by position, as the paper says it; after the first step at the chosen positions."""
     vocabulary = module.draft_to_target
     total, weight_sum = torch.zeros(()), 0.0
     outputs = Unroll(module, target.embed_weight, module.config.rotary()).steps(
@@ -132,7 +138,7 @@ def reference_loss(
         for row, length in enumerate(batch.lengths.tolist()):
             for t in range(length):
                 judged = t + 2 + step  # the token that position t predicts at this step
-                if judged >= length:
+                if judged >= length or (step > 0 and t not in chosen[row]):
                     continue
                 target_logits = batch.final[row, judged - 1] @ target.lm_head_weight.T
                 if not bool((vocabulary == target_logits.argmax()).any()):
@@ -147,14 +153,17 @@ def reference_loss(
     return total / weight_sum
 
 
-@pytest.mark.parametrize("count", [1, 3])
-def test_eagle3_loss_equals_its_definition_with_gradients(tiny_target: Target, count: int) -> None:
+@pytest.mark.parametrize(("count", "share"), [(1, 1.0), (3, 1.0), (3, 0.3)])
+def test_eagle3_loss_equals_its_definition_with_gradients(
+    tiny_target: Target, count: int, share: float
+) -> None:
     batch = sample_batch(tiny_target, 3, exact=True)
     module = random_eagle3(tiny_target)
     other = copy.deepcopy(module)
-    settings = eagle3_settings(test_time=steps(count), step_decay=0.8, loss="soft_ce")
+    settings = eagle3_settings(test_time=steps(count), test_time_share=share, step_decay=0.8, loss="soft_ce")
     terms = eagle3_objective(tiny_target, settings, module, 0.5).loss(batch, 0.0, generator())
-    expected = reference_loss(tiny_target, other, batch, count, 0.8, 0.5)
+    chosen = choose_positions(supervision(batch, 1, 0.5, module.t2d) > 0, share, generator())
+    expected = reference_loss(tiny_target, other, batch, count, 0.8, 0.5, chosen)
     torch.testing.assert_close(terms.loss, expected)
     terms.loss.backward()
     expected.backward()
@@ -163,6 +172,22 @@ def test_eagle3_loss_equals_its_definition_with_gradients(tiny_target: Target, c
         assert theirs.grad is not None
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-3, atol=1e-5)
         assert bool(mine.grad.any()), f"{name} does not learn"
+
+
+def test_later_steps_are_made_at_candidates_drawn_evenly() -> None:
+    """Ascending, no position twice, none beside the candidates while there are enough of these."""
+    candidates = torch.zeros(2, 10, dtype=torch.bool)
+    candidates[0, 3:9], candidates[1, :2] = True, True
+    counts = torch.zeros(10)
+    many = torch.Generator().manual_seed(3)
+    for _ in range(600):
+        chosen = choose_positions(candidates, 0.25, many)
+        assert chosen.shape == (2, 3)
+        assert (chosen[:, 1:] > chosen[:, :-1]).all()
+        assert candidates[0][chosen[0]].all()
+        assert {0, 1} < set(chosen[1].tolist())
+        counts[chosen[0]] += 1
+    assert (counts[3:9] - 300).abs().max() < 60  # five standard deviations
 
 
 def test_steps_follow_the_progress_of_the_training(tiny_target: Target) -> None:
@@ -224,7 +249,8 @@ def test_padding_changes_nothing(tiny_target: Target) -> None:
         final=padded(batch.final, 0),
         target_argmax=padded(batch.target_argmax, -1),
     )
-    objective = eagle3_objective(tiny_target, eagle3_settings(test_time=steps(3)))
+    settings = eagle3_settings(test_time=steps(3), test_time_share=1.0)  # which are drawn follows the width
+    objective = eagle3_objective(tiny_target, settings)
     terms, more = (objective.loss(each, 0.0, generator()) for each in (batch, longer))
     torch.testing.assert_close(terms.loss, more.loss)
     assert (terms.accuracy, terms.supervised) == (more.accuracy, more.supervised)
