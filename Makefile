@@ -82,7 +82,7 @@ lint: $(READY) ## Style and types only
 	mypy
 
 ui: $(READY) ## Open the MLflow user interface on PORT (5000)
-	mlflow ui --backend-store-uri sqlite:///mlflow.db --host 127.0.0.1 --port $(PORT) --workers 1
+	python experiments/ui.py --port $(PORT)
 
 clean: ## Remove caches and the smoke workspace; keeps data, models, reports and runs
 	rm -rf .smoke dvc_plots .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -35,7 +35,15 @@ _EXPECTED = {
     "too_short": "give at least {min_length}",
     "too_long": "give exactly {max_length}",
     "string_too_short": "give a text that is not empty",
-    "string_pattern_mismatch": "use a-z, 0-9, '-', '_' and '.', starting with a letter or digit",
+}
+# The patterns of texts, and what is to be given where a text does not match.
+NAME = r"^[a-z0-9][a-z0-9._-]*$"
+DRAFT_NAME = r"^[a-z0-9][a-z0-9_-]*$"
+URL = r"^https?://"
+_PATTERNS = {
+    NAME: "use a-z, 0-9, '-', '_' and '.', starting with a letter or digit",
+    DRAFT_NAME: "use a-z, 0-9, '-' and '_', starting with a letter or digit; dvc.yaml cuts a name at a dot",
+    URL: "give an address that starts with http:// or https://",
 }
 
 
@@ -129,7 +137,8 @@ def _describe(item: dict[str, Any], values: Mapping[str, Any], model: type[BaseM
         return f"{dotted}: unknown key (value {_show(value)}); {_nearest(path, model)}"
     if kind == "value_error":
         return f"{dotted}: {context['error']}" if dotted else str(context["error"])
-    remedy = _EXPECTED[kind].format(**context) if kind in _EXPECTED else item["msg"]
+    expected = _EXPECTED.get(kind) or _PATTERNS.get(context.get("pattern"))
+    remedy = expected.format(**context) if expected else item["msg"]
     return f"{dotted}: value {_show(value)} is not possible; {remedy}"
 
 

@@ -14,6 +14,7 @@ TRAINING = REPORTS / "training"
 MACHINE = REPORTS / "machine.json"
 METRICS = REPORTS / "metrics.json"
 INPUTS = REPORTS / "inputs.json"  # hashes of the files that params.yaml names
+DRAFT_INPUTS = REPORTS / "draft_inputs"  # and of the folders of drafts from elsewhere, a file each
 SERVING = REPORTS / "serving.json"  # of experiments/serving.py
 BEST = REPORTS / "best_params.yaml"  # of the sweep
 TUNED = REPORTS / "tuned.json"  # hashes of what evaluation reads beside: where one changes, it measures again

@@ -4,8 +4,10 @@ An experiment a stage (``<experiment>/train``, ...), a run an execution; an eval
 one child a method, whose metrics have equal names, so that selecting them in the browser compares them.
 """
 
+import io
 import json
 import os
+import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 from filelock import FileLock
+from ruamel.yaml import YAML
 
 from eagle3.config import Settings, TrackingSettings
 from eagle3.parameters import flatten
@@ -157,9 +160,9 @@ class Tracker:
         try:
             if parent is None:
                 run.log_params(self.settings.model_dump(mode="json"))
-                for file in (Path("params.yaml"), Path("dvc.lock")):
-                    if file.is_file():
-                        run.log_artifact(file)
+                self.client.log_text(run.run_id, _as_yaml(self.settings), "params.yaml")
+                if Path("dvc.lock").is_file():
+                    run.log_artifact(Path("dvc.lock"))
             yield run
             status = "FINISHED"
         except KeyboardInterrupt:
@@ -209,21 +212,28 @@ class Tracker:
         return tags
 
     def _close_abandoned(self, experiment_id: str) -> None:
-        """A killed process leaves its run RUNNING for ever: close those of this machine that have ended."""
-        machine = short_hash(fingerprint_machine())
-        query = f"attributes.status = 'RUNNING' and tags.`machine.fingerprint` = '{machine}'"
-        for run in self.client.search_runs([experiment_id], query):
+        """A killed process leaves its run RUNNING for ever: close those of this host that have ended."""
+        for run in self.client.search_runs([experiment_id], "attributes.status = 'RUNNING'"):
             mark = run.data.tags.get("process", "")
-            if mark != _process_mark(int(mark.partition("@")[0] or 0)):
+            number, _, rest = mark.partition("@")
+            here = rest.partition("@")[2] == platform.node()
+            if here and mark != _process_mark(int(number)):
                 self.client.set_terminated(run.info.run_id, "KILLED")
 
 
 def _process_mark(pid: int) -> str:
-    """A process by number and start time, because numbers are used again; "" when it does not live."""
+    """A process by number, start time (numbers are used again) and host; "" when it does not live."""
     try:
-        return f"{pid}@{psutil.Process(pid).create_time():.0f}"
+        return f"{pid}@{psutil.Process(pid).create_time():.0f}@{platform.node()}"
     except psutil.NoSuchProcess:
         return ""
+
+
+def _as_yaml(settings: Settings) -> str:
+    """The settings of a run, wherever they were read from."""
+    stream = io.StringIO()
+    YAML().dump(settings.model_dump(mode="json"), stream)
+    return stream.getvalue()
 
 
 @contextmanager

@@ -1,13 +1,12 @@
 """Measure every method against vanilla on the held-out prompts, interleaved in one process."""
 
-import json
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from cli import choose_device, read_settings, run_in_words, stage_parser
 from eagle3 import paths
 from eagle3.config import Settings
-from eagle3.provenance import describe_run, hash_tree, write_json
+from eagle3.provenance import describe_run, fingerprint_machine, hash_tree, write_json
 from eagle3.tracking import TrackedRun, Tracker
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ def measure(settings: Settings, stack: ExitStack) -> dict[str, Any]:
             on_failure=wanted.on_failure,
             seed=settings.seed,
         ),
-        machine=json.loads(paths.MACHINE.read_text(encoding="utf-8")),
+        machine=fingerprint_machine(),
         subject={
             "target": hash_tree(paths.TARGET),
             "drafts": {name: hash_tree(paths.DRAFTS / name) for name in drafts},

@@ -1,11 +1,12 @@
 """Write the hashes of files and folders that params.yaml names, so that a changed one is used again."""
 
+import shutil
 import sys
 from pathlib import Path
 
 from cli import read_settings, run_in_words, stage_parser
 from eagle3 import paths
-from eagle3.config import Settings
+from eagle3.config import ExternalModelSettings, ExternalSettings, Settings
 from eagle3.provenance import hash_tree, write_json
 from eagle3.sources import parse_source
 
@@ -23,13 +24,29 @@ def named_paths(settings: Settings) -> dict[str, Path]:
     return {key: Path(name).expanduser() for key, name in found.items()}
 
 
+def draft_paths(settings: Settings) -> dict[str, Path]:
+    """By the key of params.yaml that names it, the drafts from elsewhere that lie in a folder here."""
+    return {
+        f"drafts.{name}.source": Path(draft.source).expanduser()
+        for name, draft in settings.drafts.items()
+        if isinstance(draft, ExternalSettings | ExternalModelSettings)
+        and parse_source(draft.source).kind == "path"
+    }
+
+
 def main() -> None:
     arguments = stage_parser(__doc__).parse_args()
-    named = named_paths(read_settings(arguments.params))
+    settings = read_settings(arguments.params)
+    drafts = draft_paths(settings)
+    named = {**named_paths(settings), **drafts}
     missing = [f"{key}: {path} does not exist" for key, path in named.items() if not path.exists()]
     if missing:
         sys.exit("\n".join([*missing, "correct the path in params.yaml"]))
-    write_json(paths.INPUTS, {key: hash_tree(path) for key, path in named.items()})
+    hashes = {key: hash_tree(path) for key, path in named.items()}
+    write_json(paths.INPUTS, {key: value for key, value in hashes.items() if key not in drafts})
+    shutil.rmtree(paths.DRAFT_INPUTS, ignore_errors=True)
+    for name in settings.drafts:
+        write_json(paths.DRAFT_INPUTS / f"{name}.json", {"source": hashes.get(f"drafts.{name}.source")})
 
 
 if __name__ == "__main__":

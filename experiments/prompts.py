@@ -1,10 +1,20 @@
 """Collect training prompts, from the target itself and from files, and evaluation tasks kept out of them."""
 
+import json
 from functools import partial
 
 from cli import choose_device, read_settings, run_in_words, stage_parser
 from eagle3 import paths
-from eagle3.provenance import hash_object, hash_stage_code, hash_tree
+from eagle3.provenance import hash_object, hash_stage_code
+
+
+def sampled_from() -> str:
+    """What self-made prompts depend on besides the settings: the target and this stage's code."""
+    from eagle3.models.target import MANIFEST
+
+    target = json.loads((paths.TARGET / MANIFEST).read_text(encoding="utf-8"))
+    # Its hash leaves out which of its layers a draft reads: no sampled token depends on that.
+    return hash_object({"target": target["hash"], "code": hash_stage_code("prompts")})
 
 
 def main() -> None:
@@ -29,7 +39,7 @@ def main() -> None:
         partial(
             complete, target, sampling=sampling, batch_size=own.batch_size, max_new_tokens=own.max_new_tokens
         ),
-        hash_object({"target": hash_tree(paths.TARGET), "code": hash_stage_code("prompts")}),
+        sampled_from(),
         paths.PROMPTS,
         paths.TASKS,
         paths.RUNS / "self_prompts.jsonl",

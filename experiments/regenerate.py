@@ -18,7 +18,10 @@ def main() -> None:
     from eagle3.data.regenerate import regenerate
     from eagle3.models.target import Target
 
-    with (paths.PROMPTS / "train.jsonl").open(encoding="utf-8") as stream:
+    asked = paths.PROMPTS / "train.jsonl"
+    if not asked.is_file():
+        raise ValueError(f"{asked}: no training prompts there; run python experiments/prompts.py")
+    with asked.open(encoding="utf-8") as stream:
         rows = [json.loads(line) for line in stream]
     prompts = [
         (Prompt(row["id"], row["source"], tuple(row["turns"]), row["system"]), row["split"]) for row in rows

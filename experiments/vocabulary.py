@@ -14,13 +14,11 @@ def main() -> None:
     from eagle3.data.vocabulary import build_vocabulary, count_tokens, hash_tokenizer, save_vocabulary
     from eagle3.models.target import Target
 
+    rows = read_rows(paths.REGENERATED)
     target = Target.load(paths.TARGET, compiled=False)
     manifest = json.loads((paths.REGENERATED / MANIFEST).read_text(encoding="utf-8"))
     answers = (
-        row.token_ids[start:end]
-        for row in read_rows(paths.REGENERATED)
-        if row.split == "train"
-        for start, end in row.answer_spans
+        row.token_ids[start:end] for row in rows if row.split == "train" for start, end in row.answer_spans
     )
     counts = count_tokens(answers, target.vocab_size)
     vocabulary = build_vocabulary(

@@ -76,6 +76,10 @@ def test_committed_params_have_the_keys_of_the_default_profile() -> None:
         (("drafts", "eagle3", "los"), "x", ["drafts.eagle3.los", '"x"', "did you mean drafts.eagle3.loss?"]),
         (("drafts", "eagle3", "family"), "eagle4", ["drafts.eagle3", "'eagle', 'eagle3'"]),
         (("drafts", "Big"), {"family": "eagle"}, ["drafts.Big", '"Big"', "a-z"]),
+        (("drafts", "eagle3.1"), DEFAULT["drafts"]["eagle3"], ["drafts.eagle3.1", "dvc.yaml", "at a dot"]),
+        (("tasks", "names"), ["MT bench"], ["tasks.names.0", '"MT bench"', "'_' and '.', starting with"]),
+        (("regenerate", "endpoints"), ["localhost:30000"], ["endpoints.0", '"localhost:30000"', "http://"]),
+        (("serving", "vllm", "urls"), {"eagle3": "host:80"}, ["urls.eagle3", '"host:80"', "http://"]),
         (("evaluate", "tasks"), [], ["evaluate.tasks", "[]", "at least 1"]),
         (("evaluate", "tasks"), ["chess"], ["evaluate.tasks", "'chess'", "tasks.names"]),
         (
@@ -196,6 +200,13 @@ def test_any_misspelt_key_is_refused_by_name(path: Path_, data: st.DataObject) -
     cut = data.draw(st.integers(0, len(key) - 1))
     misspelt = (*path[:-1], key[:cut] + "_" + key[cut:])
     assert ".".join(map(str, misspelt)) in refusal(misspelt, 1)
+
+
+def test_names_of_methods_and_variants_may_hold_dots() -> None:
+    """No key of dvc.yaml is made of them; an ablation of the default profile is named eagle3.1."""
+    settings = parse_settings(changed(("evaluate", "methods", 5, "name"), "eagle3.1"))
+    assert settings.evaluate.methods[5].name == "eagle3.1"
+    assert "eagle3.1" in settings.studies.ablation.variants
 
 
 def test_settings_cannot_be_changed_afterwards() -> None:

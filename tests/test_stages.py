@@ -159,7 +159,13 @@ def test_a_draft_from_elsewhere_is_taken_and_measured(project: Project, tmp_path
     project.run("report")
     results = json.loads((paths.REPORTS / "evaluation.json").read_text())["results"]
     assert all(row["lossless"]["failures"] == 0 for row in results if row["method"] == "theirs")
+    project.run("inputs")
+    seen = {path.stem: path.read_text() for path in paths.DRAFT_INPUTS.iterdir()}
+    assert set(seen) == set(project.params["drafts"])
     (theirs / "model.safetensors").unlink()
+    project.run("inputs")
+    after = {path.stem: path.read_text() for path in paths.DRAFT_INPUTS.iterdir()}
+    assert {name for name in seen if seen[name] != after[name]} == {"theirs"}
     with pytest.raises(SystemExit, match=r"drafts\.theirs: .*model\.safetensors is missing"):
         project.run("train", "theirs")
 

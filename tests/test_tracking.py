@@ -1,13 +1,14 @@
 """What is logged can be found again: histories, parameters of any length, data digests, runs to compare."""
 
 import json
+import platform
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from eagle3.config import Settings, parse_settings
-from eagle3.parameters import read_profile
+from eagle3.parameters import read_profile, read_yaml
 from eagle3.provenance import sha256_file
 from eagle3.tracking import Tracker, tracking_uri
 from tests.mlflow_template import copy_database
@@ -139,11 +140,24 @@ def test_run_of_a_dead_process_is_closed_and_that_of_a_live_one_is_not(tracker: 
     with tracker.run("train", "live") as live:
         with tracker.run("train", "dead") as dead:
             pass
-        tracker.client.update_run(dead.run_id, status="RUNNING")
-        tracker.client.set_tag(dead.run_id, "process", "1@12345")  # process 1 lives, but started another time
+        with tracker.run("train", "elsewhere") as elsewhere:
+            pass
+        for run, host in ((dead, platform.node()), (elsewhere, "another.host")):
+            tracker.client.update_run(run.run_id, status="RUNNING")
+            # Process 1 lives, but started another time; of another host nothing is known.
+            tracker.client.set_tag(run.run_id, "process", f"1@12345@{host}")
         with tracker.run("train", "next"):
             assert tracker.client.get_run(dead.run_id).info.status == "KILLED"
             assert tracker.client.get_run(live.run_id).info.status == "RUNNING"
+            assert tracker.client.get_run(elsewhere.run_id).info.status == "RUNNING"
+
+
+def test_the_settings_that_a_run_had_are_its_artifact(tracker: Tracker, settings: Settings) -> None:
+    """Not params.yaml in the folder, which says something else: a script takes any file with --params."""
+    with tracker.run("train", "eagle3") as run:
+        pass
+    path = tracker.client.download_artifacts(run.run_id, "params.yaml")
+    assert parse_settings(read_yaml(Path(path))) == settings
 
 
 def test_racing_processes_share_one_experiment(root: Path, settings: Settings) -> None:

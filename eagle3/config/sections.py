@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from eagle3.parameters import DRAFT_NAME, NAME, URL
+
 Count = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -14,9 +16,10 @@ Temperature = Annotated[float, Field(ge=0)]
 TopP = Annotated[float, Field(gt=0, le=1)]
 Dtype = Literal["float32", "bfloat16", "float16"]
 DraftDtype = Literal[Dtype, "int8"]  # int8: rounded when loaded, on the CPU kernels
-Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
+Name = Annotated[str, Field(pattern=NAME)]
+DraftName = Annotated[str, Field(pattern=DRAFT_NAME)]  # of a key of drafts, which is part of dvc.yaml's keys
 Text = Annotated[str, Field(min_length=1)]
-Url = Annotated[str, Field(pattern=r"^https?://")]
+Url = Annotated[str, Field(pattern=URL)]
 Backend = Literal["kernels", "torch", "compile"]  # what computes a draft
 ServingEngine = Literal["sglang", "vllm"]
 Engine = Literal["native", ServingEngine]  # what decodes

@@ -21,7 +21,7 @@ from eagle3.config.drafts import (
     changed_draft,
 )
 from eagle3.config.methods import EvaluateSettings, HeadMethod, ModelMethod, PromptLookupMethod
-from eagle3.config.sections import Name, NonNegative, Section
+from eagle3.config.sections import DraftName, Name, NonNegative, Section
 from eagle3.config.serving import ServingSettings
 from eagle3.config.studies import StudySettings
 from eagle3.config.sweep import SweepSettings
@@ -44,7 +44,7 @@ class Settings(Section):
     regenerate: RegenerateSettings
     vocabulary: VocabularySettings
     train: TrainSettings
-    drafts: Annotated[dict[Name, DraftSettings], Field(min_length=1)]
+    drafts: Annotated[dict[DraftName, DraftSettings], Field(min_length=1)]
     evaluate: EvaluateSettings
     sweep: SweepSettings
     studies: StudySettings

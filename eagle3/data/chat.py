@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
+from transformers.utils.chat_template_utils import _compile_jinja_template
 
 Message = Mapping[str, str]
 """One chat message: {"role": "system" | "user" | "assistant", "content": text}."""
@@ -27,6 +29,12 @@ PLAIN_CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ 'Assistant:\n' }}{% endif %}"
 )
+
+RENDERED_ON = datetime(2025, 3, 1)
+"""The day of every rendering. Templates such as those of Llama 3.2 and gpt-oss print today's date, and with
+the clock's, tomorrow's prompts would be other ones than those that were answered, trained on and measured.
+Any day would do. Where a template has a date of its own, as that of Llama 3.1, it keeps it.
+"""
 
 # Stands for a message whose text does not matter or is looked for; no template alters plain letters.
 _MARKER = "Xq7zMarkerz7qX"
@@ -78,20 +86,25 @@ def conversation(
 def render_text(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], *, generation_prompt: bool
 ) -> str:
-    """The text the chat template makes of the messages.
+    """The text the chat template makes of the messages. A template that prints today's date prints
+    `RENDERED_ON`.
 
     Raises ValueError when the template refuses them (for example a system message it does not know), or
     when the fallback for base models needs an EOS token that the tokenizer lacks.
     """
-    template = None
-    if not tokenizer.chat_template:
-        if tokenizer.eos_token is None:
-            raise ValueError(
-                f"{tokenizer.name_or_path}: no chat template and no EOS token; "
-                "set eos_token in tokenizer_config.json"
-            )
+    if tokenizer.chat_template:
+        template = tokenizer.get_chat_template()
+    elif tokenizer.eos_token is not None:
         template = PLAIN_CHAT_TEMPLATE
+    else:
+        raise ValueError(
+            f"{tokenizer.name_or_path}: no chat template and no EOS token; "
+            "set eos_token in tokenizer_config.json"
+        )
     try:
+        # transformers hands no function of its caller's to a template, and gives each one that reads the
+        # clock. It keeps what it has compiled, so that this is the template that it renders.
+        _compile_jinja_template(template).globals["strftime_now"] = RENDERED_ON.strftime
         text = tokenizer.apply_chat_template(
             [dict(message) for message in messages],
             chat_template=template,

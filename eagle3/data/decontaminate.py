@@ -15,14 +15,30 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-_WORD = re.compile(r"\w+")
+# Thai and Lao, Myanmar, Khmer, Hiragana, Katakana and Han have no spaces between words: each of their
+# characters counts as a word. A part of a character class.
+_SPACELESS = (
+    "\u0e00-\u0eff\u1000-\u109f\ua9e0-\ua9ff\uaa60-\uaa7f\u1780-\u17ff\u3005-\u3007\u3041-\u30ff\u31f0-\u31ff"
+    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+)
+# Vowel signs and accents that belong to the letter before them; to Python they are no letters. Without the
+# variation selectors, which only say how the character before them is drawn.
+_MARKS = "".join(
+    chr(code)
+    for code in range(0x10000)
+    if unicodedata.category(chr(code)) in ("Mn", "Mc") and not 0xFE00 <= code <= 0xFE0F
+)
+_WORD = re.compile(rf"[^\W{_SPACELESS}]+(?:[{_MARKS}]+[^\W{_SPACELESS}]*)*|(?=\w)[{_SPACELESS}][{_MARKS}]*")
 _HASHES = 64
 _ROWS_PER_BAND = 4
 _PRIME = 4294967291  # the largest below 2^32
 
 
 def normalise(text: str) -> str:
-    """Words in lower case with single spaces: no punctuation, no case, no Unicode variants (NFKC)."""
+    """Words in lower case with single spaces: no punctuation, no case, no Unicode variants (NFKC).
+
+    In scripts without spaces between words each character is one.
+    """
     return " ".join(_words(text))
 
 

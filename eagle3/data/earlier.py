@@ -1,4 +1,6 @@
-"""Rows that an earlier regeneration with the same settings has already made, for when prompts were added."""
+"""Rows that an earlier regeneration with the same settings has already made, for when prompts were added or
+are grouped otherwise.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ from eagle3.data.generate import Request
 from eagle3.data.rows import HiddenStates, Row, read_shards
 
 _PREFIX = "earlier-"
+_MOVING = "moving"  # what the subfolder of rows is called until everything is in it
 
 
 @dataclass(frozen=True)
@@ -45,22 +48,31 @@ def answers_request(row: Row, request: Request) -> bool:
     return at == len(row.token_ids) and asked <= len(request.segments)
 
 
-def set_aside(*folders: Path) -> None:
-    """Move the shards of each folder into a subfolder of one new name, where `EarlierRows` finds them."""
-    names = [path.name for folder in folders for path in folder.glob(f"{_PREFIX}*")]
-    number = 1 + max((int(name.removeprefix(_PREFIX)) for name in names), default=-1)
-    for folder in folders:
-        shards = sorted(folder.glob("shard-*"))
-        if shards:
-            aside = folder / f"{_PREFIX}{number:03d}"
-            aside.mkdir()
-            for shard in shards:
-                shard.replace(aside / shard.name)
+def set_aside(rows_folder: Path, hidden_folder: Path) -> None:
+    """Move the shards of both folders into a subfolder of one new name, where `EarlierRows` finds them.
+
+    After a kill the same call ends what was begun: the rows' subfolder, by which the next one is numbered,
+    gets its name when everything else is moved.
+    """
+    numbers = (int(path.name.removeprefix(_PREFIX)) for path in rows_folder.glob(f"{_PREFIX}*"))
+    name = f"{_PREFIX}{1 + max(numbers, default=-1):03d}"
+    moving = rows_folder / _MOVING
+    moving.mkdir(exist_ok=True)
+    for folder, aside in ((hidden_folder, hidden_folder / name), (rows_folder, moving)):
+        for shard in sorted(folder.glob("shard-*")):
+            aside.mkdir(exist_ok=True)
+            shard.replace(aside / shard.name)
+    moving.replace(rows_folder / name)
 
 
-def forget(*folders: Path) -> None:
+def half_set_aside(rows_folder: Path) -> bool:
+    """Whether a kill interrupted `set_aside`."""
+    return (rows_folder / _MOVING).exists()
+
+
+def forget(rows_folder: Path, hidden_folder: Path) -> None:
     """Remove what was set aside, once every row is in a new shard."""
-    for folder in folders:
+    for folder in (hidden_folder, rows_folder):  # no hidden states may wait for the next rows of their number
         for aside in folder.glob(f"{_PREFIX}*"):
             shutil.rmtree(aside)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from eagle3.data.self_prompts import Completion, PlannedPrompt
+from eagle3.data.completion import Completion, PlannedPrompt
 from eagle3.decoding.cache import KVCache
 from eagle3.decoding.sampling import Sampling
 from eagle3.models.target import Target, TargetOutput

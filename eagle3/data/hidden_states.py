@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,27 +11,27 @@ from eagle3.data.rows import Row
 from eagle3.models.target import Target, TargetOutput
 
 
+class RowStates(NamedTuple):
+    """What the target makes of a row: the states that a draft reads, and the choices it is judged by."""
+
+    hidden: Tensor  # [T - 1, (n + 1) H]: the captured layers, then the final state
+    target_argmax: Tensor  # [T - 1] int64: the most likely next tokens
+
+
 class OnlineStates:
     """Hidden states of a row as regeneration would have captured them, computed when they are asked for."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
 
-    def __call__(self, row: Row) -> Tensor:
-        """[T - 1, (n + 1) H] bfloat16: the captured layers, then the final state."""
+    def __call__(self, row: Row) -> RowStates:
+        """The states in bfloat16, and the most likely next tokens where regeneration has not kept them."""
         output = self._forward(row)
-        return torch.cat((output.captured[0], output.final[0]), dim=-1).to(torch.bfloat16).cpu()
-
-    def with_targets(self, rows: Iterable[Row]) -> list[Row]:
-        """The rows with the target's most likely next tokens, which regeneration keeps if it captures."""
-        return [
-            row if row.target_argmax else replace(row, target_argmax=self._most_likely(row)) for row in rows
-        ]
-
-    def _most_likely(self, row: Row) -> tuple[int, ...]:
+        hidden = torch.cat((output.captured[0], output.final[0]), dim=-1).to(torch.bfloat16).cpu()
+        if row.target_argmax:
+            return RowStates(hidden, torch.tensor(row.target_argmax))
         with torch.inference_mode():
-            logits = self._target.logits(self._forward(row).final)
-        return tuple(logits[0].argmax(-1).tolist())
+            return RowStates(hidden, self._target.logits(output.final)[0].argmax(-1).cpu())
 
     def _forward(self, row: Row) -> TargetOutput:
         length = len(row.token_ids) - 1  # nothing follows the last token

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from eagle3.data.self_prompts import Completion
+from eagle3.data.completion import Completion
 from eagle3.provenance import write_text
 
 

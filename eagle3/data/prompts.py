@@ -17,12 +17,13 @@ from transformers import PreTrainedTokenizerBase
 
 from eagle3.config import PromptSettings, TaskSettings
 from eagle3.data.chat import template_source
+from eagle3.data.completion import Generate, PlannedPrompt
 from eagle3.data.decontaminate import Contamination, duplicates, normalise
 from eagle3.data.filters import LENIENT, refusal, special_tokens
 from eagle3.data.journal import Journal
 from eagle3.data.prompt import Prompt
 from eagle3.data.readers import Read, read_file, read_hub, read_wheel
-from eagle3.data.self_prompts import Generate, PlannedPrompt, finish_prompts, plan_follow_ups, plan_prompts
+from eagle3.data.self_prompts import finish_prompts, plan_follow_ups, plan_prompts
 from eagle3.data.splits import hash_order, position
 from eagle3.data.tasks import TASKS, TaskPrompt, load_question_file, load_task
 from eagle3.provenance import hash_object, write_json, write_jsonl

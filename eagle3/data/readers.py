@@ -7,15 +7,19 @@ does. Answers in the data are dropped, because the target answers anew.
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import hashlib
+import io
 import json
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from eagle3 import sources
 from eagle3.data.prompt import Prompt
@@ -48,10 +52,13 @@ def read_file(spec: str) -> Read:
     `spec` is a path, or path#limit to take at most that many rows, chosen by hash. Raises ValueError when
     the file is missing or has no good row.
     """
-    path, limit = split_limit(spec)
-    if not Path(path).is_file():
-        raise ValueError(f"prompts.files: there is no file {path!r}; correct the path or remove the entry")
-    return _collect(_file_rows(Path(path)), Path(path).name, path, limit)
+    location, limit = split_limit(spec)
+    path = Path(location).expanduser()
+    if not path.is_file():
+        raise ValueError(
+            f"prompts.files: there is no file {location!r}; correct the path or remove the entry"
+        )
+    return _collect(_file_rows(path), path.name, location, limit)
 
 
 def read_wheel(spec: str) -> Read:
@@ -101,9 +108,19 @@ def split_limit(spec: str) -> tuple[str, int]:
 
 
 def prompt_id(turns: Iterable[str], system: str | None) -> str:
-    """An id made of the content alone, so that it survives reordering and editing of the file around it."""
+    """An id made of the content alone, so that it survives reordering and editing of the file around it.
+
+    Raises UnicodeEncodeError for a text with a lone surrogate.
+    """
     content = json.dumps([system, *turns], ensure_ascii=False)
     return "read-" + hashlib.sha256(content.encode()).hexdigest()[:14]
+
+
+def in_words(error: ValueError) -> str:
+    """What is wrong with a row, as a text that any file can hold."""
+    if isinstance(error, UnicodeEncodeError):
+        return "a text holds a lone surrogate: half of a character, or a byte that is not UTF-8"
+    return str(error).encode(errors="backslashreplace").decode()
 
 
 def _collect(rows: Iterable[tuple[int, object]], source: str, location: str, limit: int) -> Read:
@@ -115,10 +132,10 @@ def _collect(rows: Iterable[tuple[int, object]], source: str, location: str, lim
             if isinstance(row, ValueError):
                 raise row
             turns, system = turns_of_row(row)
+            row_id = prompt_id(turns, system)
         except ValueError as error:
-            bad.append(Quarantined(location, line, str(error)))
+            bad.append(Quarantined(location, line, in_words(error)))
             continue
-        row_id = prompt_id(turns, system)
         prompts.setdefault(row_id, Prompt(row_id, source, turns, system))
     if not prompts:
         first = f"; line {bad[0].line}: {bad[0].reason}" if bad else ": it is empty"
@@ -132,40 +149,73 @@ def _collect(rows: Iterable[tuple[int, object]], source: str, location: str, lim
     return Read(tuple(kept), tuple(bad))
 
 
-def _file_rows(path: Path) -> Iterator[tuple[int, object]]:
-    with open_text(path) as stream:
-        if path.name.removesuffix(".gz").endswith(".json"):
-            yield from _numbered(_json_list(stream.read(), path))
-            return
-        for number, line in enumerate(stream, 1):
+def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The lines of a file that are not blank, with their numbers; it may be compressed as .gz.
+
+    Raises ValueError for a .gz that cannot be decompressed.
+    """
+    with _opened(path) as stream:
+        for number, whole in enumerate(stream, 1):
+            line = whole.removeprefix(codecs.BOM_UTF8) if number == 1 else whole
             if line.strip():
-                yield number, _parsed(line)
+                yield number, line
 
 
-def open_text(path: Path) -> TextIO:
-    """A text file, decompressed on the way when its name ends in .gz."""
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8")
-    return path.open(encoding="utf-8")
-
-
-def _parsed(line: str) -> object:
+def parse_line(line: bytes) -> object:
+    """The JSON of one line. Raises ValueError with a reason that fits a quarantine file."""
     try:
-        return json.loads(line)
-    except json.JSONDecodeError as error:
-        return ValueError(f"not JSON: {error}")
+        return json.loads(line.decode())
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8: {error.reason} at byte {error.start + 1}") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON: {error}") from error
 
 
-def _json_list(text: str, path: Path) -> list[object]:
+def _file_rows(path: Path) -> Iterator[tuple[int, object]]:
+    if path.name.removesuffix(".gz").endswith(".json"):
+        yield from _numbered(_json_list(path))
+        return
+    for number, line in read_lines(path):
+        yield number, _parsed(line)
+
+
+def _parsed(line: bytes) -> object:
     try:
-        rows = json.loads(text)
-    except json.JSONDecodeError as error:
+        return parse_line(line)
+    except ValueError as error:
+        return error
+
+
+def _json_list(path: Path) -> list[object]:
+    with _opened(path) as stream:
+        data = stream.read().removeprefix(codecs.BOM_UTF8)
+    try:
+        # A byte that is not UTF-8 becomes a lone surrogate, for which its row alone is quarantined.
+        rows = json.loads(data.decode(errors="surrogateescape"))
+    except (ValueError, RecursionError) as error:
         raise ValueError(
             f"{path}: not JSON ({error}); a file with one object a line is called .jsonl"
         ) from error
     if not isinstance(rows, list):
         raise ValueError(f"{path}: a .json file of prompts holds one list; found {type(rows).__name__}")
     return rows
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[io.BufferedIOBase]:
+    """The bytes of a file, decompressed on the way when its name ends in .gz."""
+    if path.suffix != ".gz":
+        with path.open("rb") as plain:
+            yield plain
+        return
+    try:
+        with gzip.open(path) as decompressed:
+            yield decompressed
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(
+            f"{path}: cannot be decompressed ({error}); fetch it again, or take .gz off its name if it is "
+            "not compressed"
+        ) from error
 
 
 def _numbered(rows: Iterable[object]) -> Iterator[tuple[int, object]]:

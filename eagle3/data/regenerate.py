@@ -17,7 +17,7 @@ from tqdm import tqdm
 from eagle3 import paths
 from eagle3.config import RegenerateSettings
 from eagle3.data import chat
-from eagle3.data.earlier import EarlierRow, EarlierRows, forget, set_aside
+from eagle3.data.earlier import EarlierRow, EarlierRows, forget, half_set_aside, set_aside
 from eagle3.data.endpoints import Refused, answer_from_endpoints
 from eagle3.data.generate import Answered, Request, answer
 from eagle3.data.prompt import Prompt
@@ -28,6 +28,7 @@ from eagle3.provenance import hash_object, write_json, write_jsonl
 
 RESUME_KEY = "resume.json"
 _QUARANTINE = "quarantine-{:05d}.jsonl"  # the prompts of a shard that no server takes, with the reason
+_TORN = ".[0-9]*.*"  # what a kill left of a file half written: see `eagle3.provenance.replacing`
 
 
 @dataclass
@@ -57,9 +58,9 @@ def regenerate(
     """Answer every prompt and write the rows, in the prompts' order, `group_size` a shard.
 
     A shard is written when all its rows are there. After a kill the same call goes on with the missing
-    shards. With other prompts it keeps the rows of those that are the same, so that adding prompts costs
-    little more than their own answers (those that were dropped are asked again); with other settings or
-    another target it starts over. It says which.
+    shards, whatever the batch size. With other prompts, or another `group_size`, it keeps the rows of those
+    that are the same, so that adding prompts costs little more than their own answers (those that were
+    dropped are asked again); with other settings or another target it starts over. It says which.
 
     Args:
         prompts: each with its split, "train" or "validation".
@@ -72,16 +73,17 @@ def regenerate(
         ValueError: if two prompts have one id.
     """
     sampling = Sampling(settings.temperature, settings.top_k, settings.top_p, seed)
-    # Which servers answer, and how many requests they get at once, is no part of what the rows are.
-    decisive = settings.model_dump(exclude={"endpoints", "concurrency"}) | {
+    # Who answers, how many at once, and how many rows a shard holds, is no part of what the rows are.
+    decisive = settings.model_dump(exclude={"endpoints", "concurrency", "batch_size", "group_size"}) | {
         "served": bool(settings.endpoints)
     }
     requests, left_out = _requests(target, prompts, settings)
     usable = [(prompt, split) for prompt, split in prompts if prompt.id in requests]
     asked = [(prompt.id, prompt.source, split, requests[prompt.id].segments) for prompt, split in usable]
-    marker = {
+    marker: dict[str, Any] = {
         "key": hash_object({"settings": decisive, "seed": seed, **identity}),
         "prompts": hash_object(asked),
+        "group_size": settings.group_size,  # which of them a shard holds
     }
     _prepare_folders(rows_folder, hidden_folder, marker)
     groups = [
@@ -95,7 +97,10 @@ def regenerate(
     for group in missing:
         group.earlier = earlier.matching(requests[prompt.id] for prompt, _ in group.prompts)
     if kept := sum(len(group.earlier) for group in missing):
-        print(f"other prompts: {kept} of {len(usable)} are the same and keep their answers", flush=True)
+        print(
+            f"other prompts or shards: {kept} of {len(usable)} are the same and keep their answers",
+            flush=True,
+        )
     for group in missing:
         if group.complete:
             _write_group(target, group, settings, rows_folder, hidden_folder)
@@ -154,14 +159,16 @@ def _answers(
     )
 
 
-def _prepare_folders(rows_folder: Path, hidden_folder: Path, marker: dict[str, str]) -> None:
-    """Keep the shards of the same regeneration, set those of other prompts aside, remove all others."""
+def _prepare_folders(rows_folder: Path, hidden_folder: Path, marker: dict[str, Any]) -> None:
+    """Keep the shards of the same regeneration, set those of other prompts or groups aside, remove all
+    others.
+    """
     path, folders = rows_folder / RESUME_KEY, (rows_folder, hidden_folder)
     found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-    for folder in folders:  # what a kill left of a file half written
-        for torn in (*folder.glob(".*.shard-*"), *folder.glob(".*.quarantine-*")):
+    for folder in folders:
+        for torn in folder.glob(_TORN):
             torn.unlink()
-    if found == marker:
+    if found == marker and not half_set_aside(rows_folder):
         return
     if found is None or found["key"] != marker["key"]:
         if found is not None:

@@ -11,12 +11,12 @@ import hashlib
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
 from eagle3.data.chat import Message, conversation, encode, render_prompt, user_turn_end, user_turn_text
+from eagle3.data.completion import Completion, PlannedPrompt
 from eagle3.data.filters import STRICT, answers_instead, refusal, special_tokens
 from eagle3.data.follow_ups import follow_up_stems
 from eagle3.data.prompt import Prompt
@@ -44,35 +44,6 @@ _MIN_PASSAGE_CHARACTERS = 160
 _SENTENCE_END = re.compile(r"[.!?][\"')\]]*(?=\s|$)")
 # What a second turn is sampled after, in place of the answer: regeneration answers the first turn only later.
 _STAND_IN_ANSWER = "Here is my answer to your request."
-
-
-@dataclass(frozen=True)
-class PlannedPrompt:
-    """One user turn to be sampled: the target continues `prefix_ids`, which end with `stem`."""
-
-    id: str
-    kind: str
-    ending: str
-    prefix_ids: tuple[int, ...]
-    stem: str
-    system: str | None
-    """System message of the resulting training row; None is the template's own."""
-    turns_before: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Completion:
-    """What the target sampled after a prefix: text with special tokens kept, but without the EOS that ended
-    it.
-    """
-
-    id: str
-    text: str
-    finish_reason: str  # "stop" or "length"
-
-
-Generate = Callable[[Sequence[PlannedPrompt]], Iterable[Completion]]
-"""Samples every planned prompt, seeded by its id; yields completions in any order."""
 
 
 def plan_prompts(tokenizer: PreTrainedTokenizerBase, count: int, seed: int) -> list[PlannedPrompt]:

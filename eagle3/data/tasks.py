@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3 import sources
-from eagle3.data.readers import open_text
+from eagle3.data.readers import in_words, parse_line, read_lines
 from eagle3.data.splits import choose_split, hash_order
 
 # Spec-Bench and the EAGLE paper use CNN/DM articles of about 800 tokens; longer ones leave no room for an
@@ -116,6 +116,7 @@ def load_question_file(name: str, path: Path) -> list[TaskPrompt]:
     prompts.
     """
     prompts = []
+    path = path.expanduser()
     for index, row in enumerate(_read_rows(path)):
         turns = row.get("turns")
         if "question_id" not in row or not isinstance(turns, list) or not _are_texts(turns):
@@ -151,17 +152,13 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         raise ValueError(f"{path}: there is no such file of questions")
     rows = []
-    with open_text(path) as stream:
-        for number, line in enumerate(stream, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(
-                    f"{path}:{number}: not JSON ({error}); correct the line or remove it"
-                ) from error
-            if not isinstance(row, dict):
-                raise ValueError(f"{path}:{number}: expected an object, found {line.strip()[:60]}")
-            rows.append(row)
+    for number, line in read_lines(path):
+        try:
+            row = parse_line(line)
+            json.dumps(row, ensure_ascii=False).encode()  # as it will be written: no lone surrogates
+        except ValueError as error:
+            raise ValueError(f"{path}:{number}: {in_words(error)}; correct the line or remove it") from error
+        if not isinstance(row, dict):
+            raise ValueError(f"{path}:{number}: expected an object, found {type(row).__name__}")
+        rows.append(row)
     return rows

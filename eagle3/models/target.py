@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,7 @@ class Target:
         self._window = _sliding_window(config)
 
         ops = select_ops(self.device, compiled)
+        self._ops, self._held = ops, held
         self.kernels = ops.name
         body = model.model
         self.embed_weight: Tensor = body.embed_tokens.weight.detach()  # [V, H]
@@ -111,9 +113,6 @@ class Target:
         self.activation_dtype = ops.activation_dtype(self.dtype)
         eps = float(config.rms_norm_eps)
         self._rotary = Rotary(body.rotary_emb, self.device)
-        self._layers = [
-            InferenceLayer(layer.self_attn, layer.mlp, ops, self._heads, held) for layer in body.layers
-        ]
         self._attention_norms = [norm_of(ops, layer.input_layernorm, eps) for layer in body.layers]
         self._mlp_norms = [norm_of(ops, layer.post_attention_layernorm, eps) for layer in body.layers]
         self._final_norm = norm_of(ops, body.norm, eps)
@@ -148,6 +147,14 @@ class Target:
             capture_layers = json.loads(manifest.read_text(encoding="utf-8"))["capture_layers"]
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval()
         return cls(model, AutoTokenizer.from_pretrained(folder), capture_layers, compiled, held)
+
+    @cached_property
+    def _layers(self) -> list[InferenceLayer]:
+        # Made by the first forward: they copy weights, and a training reads embedding, head and norm alone.
+        return [
+            InferenceLayer(layer.self_attn, layer.mlp, self._ops, self._heads, self._held)
+            for layer in self.model.model.layers
+        ]
 
     def new_cache(self, capacity: int, batch: int = 1) -> KVCache:
         """A cache for `batch` rows of up to `capacity` tokens.

@@ -119,8 +119,9 @@ def _conditions(settings: Settings, engine: Engine, prompts: int) -> dict[str, A
         "machine": fingerprint_machine(),
         "origin": {
             **describe_run(paths.REPORTS.resolve().parent, f"python experiments/serving.py measure {engine}"),
-            # All that the servers are started with, as the file has it: a tuple is a list there.
-            "options": json.loads(json.dumps({**_WHOLE_PREFILL[engine], **own.options})),
+            # All that servers are started with, as the file has it: a tuple is a list there.
+            "options": json.loads(json.dumps({**own.options, **_WHOLE_PREFILL[engine]})),
+            "urls": sorted(own.urls),  # the experiments whose servers ran already, with options of their own
             "environment": sorted(own.environment),
             "target": hash_tree(paths.TARGET),
             "drafts": {

@@ -12,7 +12,7 @@ from eagle3.serving.agreement import STATE_TOLERANCE
 
 # What all rows of a part have in common; where one of these differs, earlier rows are of another measurement.
 _SHARED = ("version", "dtype", "timed", "tasks", "prompts", "max_new_tokens", "machine")
-_SHARED_ORIGIN = ("options", "environment", "target")
+_SHARED_ORIGIN = ("options", "urls", "environment", "target")
 
 
 def read_part(path: Path, engine: str) -> dict[str, Any]:

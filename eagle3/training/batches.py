@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from eagle3.data.hidden_states import RowStates
 from eagle3.data.rows import Row
 
 
@@ -53,12 +54,8 @@ def plan_batches(lengths: Sequence[int], batch_tokens: int, seed: str) -> list[l
     return batches
 
 
-def make_batch(rows: Sequence[Row], states: Callable[[Row], Tensor], hidden_size: int) -> Batch:
-    """Pad rows and their hidden states into tensors.
-
-    Args:
-        states: [T - 1, (n + 1) H] of a row, the captured layers and then the final state.
-    """
+def make_batch(rows: Sequence[Row], states: Callable[[Row], RowStates], hidden_size: int) -> Batch:
+    """Pad rows and what the target makes of them into tensors; every row is asked for once."""
     longest = max(len(row.token_ids) for row in rows)
     token_ids = torch.zeros(len(rows), longest, dtype=torch.int64)
     answer_mask = torch.zeros(len(rows), longest, dtype=torch.bool)
@@ -68,11 +65,11 @@ def make_batch(rows: Sequence[Row], states: Callable[[Row], Tensor], hidden_size
         length = len(row.token_ids)
         token_ids[index, :length] = torch.tensor(row.token_ids)
         answer_mask[index, :length] = row.answer_mask()
-        target_argmax[index, : length - 1] = torch.tensor(row.target_argmax)
         state = states(row)
+        target_argmax[index, : length - 1] = state.target_argmax
         if hidden is None:
-            hidden = torch.zeros(len(rows), longest, state.shape[1])
-        hidden[index, : length - 1] = state
+            hidden = torch.zeros(len(rows), longest, state.hidden.shape[1])
+        hidden[index, : length - 1] = state.hidden
     assert hidden is not None
     lengths = torch.tensor([len(row.token_ids) for row in rows])
     captured, final = hidden[..., :-hidden_size], hidden[..., -hidden_size:]

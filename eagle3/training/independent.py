@@ -59,7 +59,7 @@ class IndependentObjective:
         goal = (batch.final[rows, positions + 1] @ head.T).softmax(-1)
         loss = soft_cross_entropy(logits, goal, weight) / weight.sum().clamp_min(1)
         accuracy = accuracy_on_answers(tokens, logits, batch, rows, positions, 0)
-        return LossTerms(loss, (accuracy,), len(rows))
+        return LossTerms(loss, (float(loss.detach()),), (accuracy,), len(rows))
 
     @torch.no_grad()
     def predictions(self, batch: Batch, depth: int) -> Iterator[Tensor]:

@@ -24,6 +24,7 @@ class LossTerms:
     """The loss of a batch and what it was made of."""
 
     loss: Tensor  # scalar, mean over supervised positions
+    losses: tuple[float, ...]  # the same by depth, before the depths are weighed
     accuracy: tuple[float, ...]  # of the draft's argmax against the target's, on answers, by depth
     supervised: int  # positions that carried loss at the first depth
 
@@ -101,16 +102,17 @@ class Eagle3Objective:
         count = [phase.steps for phase in self._settings.test_time if phase.from_share <= progress][-1]
         goals = (batch.final @ self._goal_head.T).softmax(-1)  # [B, T, Vd]; goals[t] is for token t + 1
         total = torch.zeros((), device=batch.final.device)
-        weight_sum, supervised, accuracy = 0.0, 0, []
+        weight_sum, supervised, losses, accuracy = 0.0, 0, [], []
         unroll = Unroll(self.module, self._embedding, self._rotary)
         chosen: Tensor | None = None
+        stands_for = torch.ones((), device=batch.final.device)
         if count > 1 and self._settings.test_time_share < 1:
             second = supervision(batch, 1, self._prompt_loss, self.module.t2d) > 0
-            chosen = choose_positions(second, self._settings.test_time_share, generator)
+            chosen, stands_for = choose_positions(second, self._settings.test_time_share, generator)
         for step, output in enumerate(unroll.steps(batch.token_ids, self._reads(batch), count, chosen)):
             weights = supervision(batch, step, self._prompt_loss, self.module.t2d)
             if step > 0 and chosen is not None:
-                weights = weights.gather(1, chosen)  # [B, K], as `output` has it
+                weights = weights.gather(1, chosen) * stands_for  # [B, K], as `output` has it
             rows, columns = (weights > 0).nonzero(as_tuple=True)
             positions = columns if step == 0 or chosen is None else chosen[rows, columns]
             normed = self.module.norm(output[rows, columns])
@@ -123,13 +125,15 @@ class Eagle3Objective:
                 feature = batch.final[rows, positions + 1 + step]
                 regression = F.smooth_l1_loss(normed, feature, reduction="none").mean(-1)
                 step_loss = step_loss + self._settings.feature_constraint * (regression * weight).sum()
-            total = total + decay * step_loss / weight.sum().clamp_min(1)
+            step_loss = step_loss / weight.sum().clamp_min(1)
+            total = total + decay * step_loss
             weight_sum += decay
+            losses.append(float(step_loss.detach()))
             accuracy.append(
                 accuracy_on_answers(self.module.draft_to_target, logits, batch, rows, positions, step)
             )
             supervised = supervised or len(rows)
-        return LossTerms(total / weight_sum, tuple(accuracy), supervised)
+        return LossTerms(total / weight_sum, tuple(losses), tuple(accuracy), supervised)
 
     @torch.no_grad()
     def predictions(self, batch: Batch, depth: int) -> Iterator[Tensor]:
@@ -185,7 +189,7 @@ class EagleObjective:
         loss = regression + self._settings.classification_weight * classification
         loss = loss / weight.sum().clamp_min(1)
         accuracy = accuracy_on_answers(self._vocabulary, logits, batch, rows, positions, 0)
-        return LossTerms(loss, (accuracy,), len(rows))
+        return LossTerms(loss, (float(loss.detach()),), (accuracy,), len(rows))
 
     @torch.no_grad()
     def predictions(self, batch: Batch, depth: int) -> Iterator[Tensor]:

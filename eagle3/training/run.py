@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from eagle3 import paths
 from eagle3.config import EagleSettings, IndependentSettings, Settings, TrainedSettings, TrainSettings
-from eagle3.data.hidden_states import OnlineStates
-from eagle3.data.rows import HiddenStates, Row, read_rows
+from eagle3.data.hidden_states import OnlineStates, RowStates
+from eagle3.data.rows import MANIFEST, HiddenStates, Row, read_rows
 from eagle3.data.vocabulary import DraftVocabulary, hash_tokenizer, load_vocabulary
 from eagle3.models.checkpoint import save_draft
 from eagle3.models.draft import DraftConfig
@@ -42,18 +41,19 @@ class TrainingData:
     device: str  # where drafts are trained
     vocabulary: DraftVocabulary
     rows: Sequence[Row]
-    states: Callable[[Row], Tensor]
+    states: Callable[[Row], RowStates]
     identity: dict[str, Any]
 
     @classmethod
     def load(cls, settings: Settings, device: str) -> TrainingData:
-        """The regenerated rows and vocabulary; hidden states from disk or, online, from the target.
+        """The regenerated rows and their vocabulary; what the target makes of a row is stored or computed.
 
         Raises:
-            ValueError: if the vocabulary does not belong to the rows or the tokenizer.
+            ValueError: if rows, vocabulary or target are missing, or do not belong together.
         """
+        rows = read_rows(paths.REGENERATED)
         target = Target.load(paths.TARGET, compiled=False)
-        manifest = json.loads((paths.REGENERATED / "manifest.json").read_text(encoding="utf-8"))
+        manifest = json.loads((paths.REGENERATED / MANIFEST).read_text(encoding="utf-8"))
         vocabulary = load_vocabulary(
             paths.VOCABULARY, hash_tokenizer(target.tokenizer), manifest["data_hash"]
         )
@@ -63,12 +63,15 @@ class TrainingData:
             "data": manifest["data_hash"],
             "vocabulary": hash_tree(paths.VOCABULARY),
         }
-        rows = read_rows(paths.REGENERATED)
         if settings.train.hidden_states == "captured":
             captured = HiddenStates(paths.HIDDEN_STATES)
-            return cls(target, device, vocabulary, rows, lambda row: captured[row.id], identity)
+
+            def stored(row: Row) -> RowStates:
+                return RowStates(captured[row.id], torch.tensor(row.target_argmax))
+
+            return cls(target, device, vocabulary, rows, stored, identity)
         online = OnlineStates(Target.load(paths.TARGET, getattr(torch, settings.regenerate.dtype), device))
-        return cls(target, device, vocabulary, online.with_targets(rows), online, identity)
+        return cls(target, device, vocabulary, rows, online, identity)
 
 
 def build_objective(data: TrainingData, draft: TrainedSettings, train: TrainSettings, seed: int) -> Objective:

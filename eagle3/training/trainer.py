@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from eagle3.config import TrainSettings
+from eagle3.data.hidden_states import RowStates
 from eagle3.data.rows import Row
 from eagle3.provenance import hash_object, replacing
 from eagle3.training.acceptance import simulate_acceptance
@@ -55,7 +56,7 @@ class Trainer:
         objective: Objective,
         settings: TrainSettings,
         rows: Sequence[Row],
-        states: Callable[[Row], Tensor],
+        states: Callable[[Row], RowStates],
         hidden_size: int,
         seed: int,
         folder: Path,
@@ -66,11 +67,11 @@ class Trainer:
         """
         Args:
             rows: with both splits.
-            states: hidden states of a row, [T - 1, (n + 1) H].
+            states: what the target makes of a row; asked for when a batch is made.
             folder: checkpoints and metrics of the training under way.
             identity: what the training depends on besides `settings`; a checkpoint of another training is
                 refused.
-            log: called with every measurement and its step.
+            log: called with every measurement and its step, at the end with which step was best.
             processes: that train together, all with the same arguments; a step takes a batch for each.
         """
         self._objective, self._settings, self._states = objective, settings, states
@@ -105,7 +106,7 @@ class Trainer:
         self._average = copy.deepcopy(module)
         self._best: dict[str, Tensor] = {}
         self._step, self._tokens = 0, 0
-        self._seen_steps, self._seen_supervised, self._seen_tokens = 0, 0, 0  # by this process
+        self._seen_steps, self._seen_supervised, self._seen_tokens = 0, 0, 0
         self._best_step, self._best_length = 0, -math.inf
         self._best_conditional: tuple[float, ...] = ()
 
@@ -141,6 +142,8 @@ class Trainer:
         if self._processes.first:
             self._objective.module.load_state_dict(self._best)
             self._objective.finish()
+            best = {"best_step": float(self._best_step), "best_acceptance_length": self._best_length}
+            self._log(best, steps)
         return TrainingResult(steps, self._tokens, self._best_step, self._best_length, self._best_conditional)
 
     def _plan_steps(self) -> list[list[list[int]]]:
@@ -190,8 +193,9 @@ class Trainer:
         self._average_weights()
         self._step += 1
         self._tokens += sum(len(self._train[index].token_ids) for rows in batches for index in rows)
+        losses = {f"losses/depth_{depth}": value for depth, value in enumerate(terms.losses)}
         accuracy = {f"accuracy/depth_{depth}": value for depth, value in enumerate(terms.accuracy)}
-        return {"loss": loss, "lr": lr, "gradient_norm": float(norm), **accuracy}
+        return {"loss": loss, "lr": lr, "gradient_norm": float(norm), **losses, **accuracy}
 
     def _check_supervision(self, supervised: int, tokens: int) -> None:
         self._seen_steps += 1
@@ -252,6 +256,7 @@ class Trainer:
             "best_step": self._best_step,
             "best_length": self._best_length,
             "best_conditional": self._best_conditional,
+            "seen": (self._seen_steps, self._seen_supervised, self._seen_tokens),
         }
         with replacing(self._folder / STATE) as temporary:
             torch.save(state, temporary)
@@ -279,6 +284,8 @@ class Trainer:
         self._best, self._best_step = state["best"], state["best_step"]
         self._best_length = state["best_length"]
         self._best_conditional = tuple(state["best_conditional"])
+        # What process 0 counted: the others see about the same share.
+        self._seen_steps, self._seen_supervised, self._seen_tokens = state["seen"]
         if not self._processes.first:
             return
         self._forget_later_metrics()

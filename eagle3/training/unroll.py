@@ -23,18 +23,26 @@ def shift_left(x: Tensor, count: int) -> Tensor:
     return shifted
 
 
-def choose_positions(candidates: Tensor, share: float, generator: torch.Generator) -> Tensor:
-    """The positions of each row that draft steps after the first are made at, ascending, [B, K].
+def choose_positions(candidates: Tensor, share: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """The positions of each row that draft steps after the first are made at, and what each stands for.
 
     K is `share` of T, rounded up. The candidates of a row are drawn evenly; a row with fewer than K of them
     is filled up with other positions, which carry no loss.
 
+    Worked, K = 10: of a row with 30 candidates 10 are drawn, and each stands for 3. One with 8 is drawn whole
+    and each stands for itself; else its positions would count three times as much as those of the long row.
+
     Args:
         candidates: [B, T] bool.
+
+    Returns:
+        Positions, ascending, [B, K]; candidates of the row by those drawn, [B, 1].
     """
     count = math.ceil(share * candidates.shape[1])
     drawn = torch.rand(candidates.shape, generator=generator).to(candidates.device)
-    return (drawn + candidates).topk(count, dim=1).indices.sort(dim=1).values
+    chosen = (drawn + candidates).topk(count, dim=1).indices.sort(dim=1).values
+    found = candidates.gather(1, chosen).sum(dim=1, keepdim=True)
+    return chosen, candidates.sum(dim=1, keepdim=True) / found.clamp_min(1)
 
 
 @dataclass

@@ -138,6 +138,24 @@ def test_base_model_without_eos_is_refused() -> None:
         render_prompt(chatml_tokenizer(template=None, eos=None), conversation(["hi"]))
 
 
+def test_template_that_prints_todays_date_prints_one_that_stays() -> None:
+    """With the clock's, tomorrow's prompts would not be those that were answered today."""
+    dated = chatml_tokenizer("{{ 'Today: ' + strftime_now('%d %b %Y') + '\n' }}" + CHATML)
+    text = render_text(dated, conversation(["hi"]), generation_prompt=True)
+    assert text.startswith("Today: 01 Mar 2025\n<|im_start|>system")
+
+
+@pytest.mark.parametrize(
+    ("own", "printed"), [("strftime_now('%d %b %Y')", "01 Mar 2025"), ("'26 Jul 2024'", "26 Jul 2024")]
+)
+def test_template_with_a_date_string_prints_its_own(own: str, printed: str) -> None:
+    """Where nobody gives them one, Llama 3.2 takes today's, and Llama 3.1 always the same."""
+    choice = "{% if not date_string is defined %}{% set date_string = " + own + " %}{% endif %}"
+    dated = chatml_tokenizer(choice + "{{ 'Today: ' + date_string + '\n' }}" + CHATML)
+    text = render_text(dated, conversation(["hi"]), generation_prompt=True)
+    assert text.startswith(f"Today: {printed}\n")
+
+
 def test_more_answers_than_turns_are_refused() -> None:
     with pytest.raises(ValueError, match="2 answers to 1 turns"):
         conversation(["hi"], ["a", "b"])

@@ -3,8 +3,11 @@ validation.
 """
 
 import random
+import re
+import unicodedata
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +18,33 @@ ARTICLE = " ".join(f"word{i}" for i in range(40))
 
 def test_normalising_ignores_case_punctuation_and_unicode_variants() -> None:
     assert normalise("  What's the ﬁrst,\nTIME? ") == "what s the first time"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("我是学生。", "我 是 学 生"),
+        ("Python 3で学ぶ", "python 3 で 学 ぶ"),
+        ("ภาษาไทยที่ดี", "ภ า ษ า ไ ท ย ที่ ดี"),
+        ("မြန်မာ", "မြ န် မာ"),
+        ("हिन्दी भाषा", "हिन्दी भाषा"),
+        ("1\ufe0f\u20e3 first cafe\u0301", "1 first café"),
+    ],
+)
+def test_words_of_scripts_without_spaces_and_with_vowel_signs(text: str, words: str) -> None:
+    assert normalise(text) == words
+
+
+@given(st.text(alphabet=st.characters(max_codepoint=0xFF)))
+def test_words_of_western_text_are_runs_of_letters_and_digits(text: str) -> None:
+    assert normalise(text) == " ".join(re.findall(r"\w+", unicodedata.normalize("NFKC", text).casefold()))
+
+
+def test_text_without_spaces_between_words_is_compared_like_any_other() -> None:
+    question = "请用三句话解释为什么天空在白天是蓝色的而在傍晚却变成了红色"
+    assert Contamination({"qa": [question]}).find(["你好," + question + "谢谢"]) == Match("qa", "ngram")
+    texts = [question, question.replace("傍晚", "今晚"), "完全不同的问题"]
+    assert duplicates(texts) == {1: (0, "near")}
 
 
 def test_exact_match_after_normalising() -> None:

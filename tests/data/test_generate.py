@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from eagle3.data.completion import PlannedPrompt
 from eagle3.data.generate import Answered, Request, answer, complete, sample_rows
-from eagle3.data.self_prompts import PlannedPrompt
 from eagle3.decoding.sampling import Sampling, probabilities
 from eagle3.decoding.vanilla import VanillaDecoder
 from eagle3.models.target import Target

@@ -3,16 +3,20 @@ behind.
 """
 
 import json
+import runpy
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from eagle3 import paths
 from eagle3.config import PromptSettings, SelfGenerated, TaskSettings
+from eagle3.data.completion import Completion, PlannedPrompt
 from eagle3.data.prompts import MANIFEST, QUARANTINE, TRAIN, load_tasks, prepare_prompts
-from eagle3.data.self_prompts import Completion, PlannedPrompt
+from eagle3.provenance import write_json
 from tests.data.tiny_tokenizer import chatml_tokenizer
+from tests.test_pipeline import ROOT, modules_of, stages
 
 TOKENIZER = chatml_tokenizer()
 EVALUATION = "How many of the seventeen green bottles on the long wall fell down before breakfast today?"
@@ -90,6 +94,17 @@ def test_stage_writes_prompts_tasks_manifest_and_quarantine(tmp_path: Path) -> N
     assert rows(tmp_path / "tasks" / "bottles.jsonl")[0]["turns"] == [EVALUATION]
 
 
+def test_a_damaged_file_costs_its_bad_rows_alone(tmp_path: Path) -> None:
+    extra = tmp_path / "extra.jsonl"
+    extra.write_bytes(
+        b'{"prompt": "A prompt of our own"}\n{"prompt": "caf\xe9"}\n{"prompt": "\\ud83d"}\n{"\\ud83d": 1}\n'
+    )
+    manifest = stage(tmp_path, FakeTarget(), files=(str(extra),))
+    assert manifest["read"][str(extra)] == {"prompts": 1, "quarantined": 3, "refused": {}}
+    quarantined = [row for row in rows(tmp_path / "prompts" / QUARANTINE) if row["step"] == "read"]
+    assert [(row["source"], row["line"]) for row in quarantined] == [(str(extra), line) for line in (2, 3, 4)]
+
+
 def test_order_of_the_rows_mixes_sources_and_both_splits_are_there(tmp_path: Path) -> None:
     manifest = stage(tmp_path, FakeTarget(), count=120)
     train = rows(tmp_path / "prompts" / TRAIN)
@@ -137,6 +152,30 @@ def test_completions_of_another_sampling_are_not_reused(
     stage(tmp_path, again, count=20)
     assert len([i for i in again.asked if not i.endswith("-2")]) == 20
     assert "of another target, sampling or seed; starting over" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["prompts", "regenerate"])
+def test_what_was_sampled_is_kept_when_other_code_changes(name: str) -> None:
+    """Wider stems are no reason to answer every prompt again, nor a new regeneration to sample them again."""
+    used = {path.relative_to(ROOT).as_posix() for path in modules_of(ROOT / "experiments" / f"{name}.py")}
+    assert {dep for dep in stages()[name]["deps"] if dep.startswith("eagle3/data")} <= used
+    planning = {f"eagle3/data/{module}.py" for module in ("filters", "follow_ups", "slots", "stems")}
+    assert bool(planning & used) == (name == "prompts")
+
+
+def test_layers_that_a_draft_reads_are_no_reason_to_sample_prompts_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(ROOT / "experiments")
+    for name in ("eagle3", "experiments", "dvc.yaml"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    sampled_from = runpy.run_path("experiments/prompts.py", run_name="prompts")["sampled_from"]
+    keys = []
+    for weights, layers in (("a", [1]), ("a", [2]), ("b", [1])):
+        write_json(paths.TARGET / "target.json", {"hash": weights, "capture_layers": layers})
+        keys.append(sampled_from())
+    assert keys[0] == keys[1] != keys[2]
 
 
 def test_limit_keeps_a_stable_part(tmp_path: Path) -> None:

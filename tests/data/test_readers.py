@@ -138,6 +138,57 @@ def test_bad_rows_are_quarantined_with_line_and_reason_and_the_rest_is_read(tmp_
     assert "not JSON" in read.quarantined[0].reason
 
 
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz"])
+def test_bytes_and_characters_that_are_none_are_bad_rows(tmp_path: Path, suffix: str) -> None:
+    """And the reasons can be written to a file, whatever the row holds."""
+    lines = [
+        b'\xef\xbb\xbf{"prompt": "first"}',
+        b'{"prompt": "caf\xe9"}',
+        b'{"prompt": "half a smile \\ud83d"}',
+        b'{"half a key \\ud83d": 1}',
+        b"[" * 100_000,
+        b'{"prompt": "last"}',
+    ]
+    path = tmp_path / f"p{suffix}"
+    data = b"\n".join(lines)
+    path.write_bytes(gzip.compress(data) if suffix.endswith(".gz") else data)
+    read = read_file(str(path))
+    assert [p.turns for p in read.prompts] == [("first",), ("last",)]
+    assert [(q.source, q.line) for q in read.quarantined] == [(str(path), line) for line in (2, 3, 4, 5)]
+    reasons = [q.reason.encode().decode() for q in read.quarantined]
+    assert reasons[0] == "not UTF-8: invalid continuation byte at byte 16"
+    assert "lone surrogate" in reasons[1]
+    assert reasons[2] == "unknown shape with keys half a key \\ud83d"
+    assert "not JSON" in reasons[3]
+
+
+def test_a_damaged_byte_in_a_json_list_costs_its_row_alone(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    path.write_bytes(b'\xef\xbb\xbf[{"prompt": "first"}, {"prompt": "caf\xe9"}, {"prompt": "last"}]')
+    read = read_file(str(path))
+    assert [p.turns for p in read.prompts] == [("first",), ("last",)]
+    assert [q.line for q in read.quarantined] == [2]
+    assert "a byte that is not UTF-8" in read.quarantined[0].reason
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b'{"prompt": "x"}\n', gzip.compress(b'{"prompt": "x"}\n')[:-12]],
+    ids=["not compressed", "cut off"],
+)
+@pytest.mark.parametrize("name", ["p.jsonl.gz", "p.json.gz"])
+def test_gz_file_that_cannot_be_decompressed_is_an_error(tmp_path: Path, name: str, data: bytes) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(ValueError, match=rf"{name}: cannot be decompressed .*take \.gz off its name"):
+        read_file(str(tmp_path / name))
+
+
+def test_home_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write(tmp_path / "p.jsonl", [{"prompt": "one"}])
+    assert [p.source for p in read_file("~/p.jsonl#5").prompts] == ["p.jsonl"]
+
+
 def test_file_without_a_good_row_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="none of its 1 rows is a usable prompt; line 1: unknown shape"):
         read_file(write(tmp_path / "p.jsonl", [{"a": 1}]))

@@ -289,6 +289,43 @@ def test_a_finished_regeneration_is_not_done_again(target: Target, whole: Worksp
     assert first.hashes() == whole.hashes()
 
 
+@pytest.mark.parametrize(
+    "changes", [{"batch_size": 20}, {"group_size": 7}, {"batch_size": 1, "group_size": 1}], ids=str
+)
+def test_another_batch_or_shard_size_asks_nothing_again(
+    target: Target, whole: Workspace, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    Workspace(tmp_path, target).run(changes)
+    resumed = Workspace(tmp_path, killing_target(target, 0))
+    resumed.run()
+    assert resumed.hashes() == whole.hashes()
+
+
+def test_a_killed_run_goes_on_with_other_sizes(
+    target: Target, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(Killed):
+        Workspace(tmp_path / "killed", killing_target(target, 65)).run()
+    finished = len(list((tmp_path / "killed" / "rows").glob("shard-*.jsonl")))
+    assert 0 < finished < 5
+    changes = {"batch_size": 5, "group_size": 3}
+    resumed, fresh = Workspace(tmp_path / "killed", target), Workspace(tmp_path / "fresh", target)
+    capsys.readouterr()
+    resumed.run(changes)
+    assert f"{4 * finished} of 20 are the same and keep their answers" in capsys.readouterr().out
+    fresh.run(changes)
+    assert resumed.hashes() == fresh.hashes()
+
+
+def test_what_a_kill_left_half_written_is_removed(whole: Workspace, workspace: Workspace) -> None:
+    workspace.run(prompts=PROMPTS[:8])
+    for name in ("manifest.json", "resume.json", "shard-00002.jsonl", "quarantine-00000.jsonl"):
+        (workspace.rows / f".4711.{name}").write_text("{")
+    (workspace.hidden / ".4711.shard-00002.safetensors").write_text("{")
+    workspace.run()
+    assert workspace.hashes() == whole.hashes()
+
+
 CHANGES: dict[str, dict[str, Any]] = {
     "settings": {"changes": {"temperature": 0.5}},
     "seed": {"seed": 1},
@@ -369,6 +406,39 @@ def test_a_kill_while_prompts_are_added_loses_no_answer(
     fresh, all_rows = counting_target(target)
     Workspace(tmp_path / "fresh", fresh).run()
     assert sum(rows) < sum(all_rows)
+
+
+@pytest.mark.parametrize("moves", [0, 2, 4, 6, 7])
+@pytest.mark.parametrize("count", [20, 12], ids=["prompts are added", "the prompts from before"])
+def test_a_kill_while_shards_are_set_aside_loses_no_answer(
+    target: Target,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    count: int,
+    moves: int,
+) -> None:
+    """Three shards of hidden states and three of rows are moved, their folder gets its name, and the key is
+    written.
+    """
+    Workspace(tmp_path / "killed", target).run(prompts=PROMPTS[:12])
+    left, original = iter(range(moves)), Path.replace
+
+    def killed(path: Path, other: Path) -> Path:
+        if next(left, None) is None:
+            raise Killed
+        return original(path, other)
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Path, "replace", killed)
+        Workspace(tmp_path / "killed", target).run()
+    resumed, fresh = Workspace(tmp_path / "killed", target), Workspace(tmp_path / "fresh", target)
+    capsys.readouterr()
+    resumed.run(prompts=PROMPTS[:count])
+    assert f"12 of {count} are the same and keep their answers" in capsys.readouterr().out
+    fresh.run(prompts=PROMPTS[:count])
+    assert resumed.hashes() == fresh.hashes()
+    assert not [*resumed.rows.glob("*/"), *resumed.hidden.glob("*/")]
 
 
 def test_a_prompt_that_changed_under_its_id_is_answered_anew(target: Target, tmp_path: Path) -> None:

@@ -6,12 +6,11 @@ from collections import Counter
 
 import pytest
 
+from eagle3.data.completion import Completion, PlannedPrompt
 from eagle3.data.follow_ups import FOLLOW_UPS
 from eagle3.data.self_prompts import (
     FOLLOW_UP_SHARE,
     SYSTEMS,
-    Completion,
-    PlannedPrompt,
     finish,
     finish_prompts,
     plan_follow_ups,

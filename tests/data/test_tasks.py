@@ -83,6 +83,28 @@ def test_damaged_question_file_stops_instead_of_shrinking(text: str, message: st
         load_question_file("x", path)
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'{"question_id": 2, "turns": ["caf\xe9"]}', ":2: not UTF-8: .*; correct the line or remove it"),
+        (b'{"question_id": 2, "turns": ["\\ud83d"]}', ":2: a text holds a lone surrogate"),
+    ],
+)
+def test_damaged_text_is_named_by_its_line(line: bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "question.jsonl"
+    path.write_bytes(b'{"question_id": 1, "turns": ["a"]}\n' + line)
+    with pytest.raises(ValueError, match=message):
+        load_question_file("x", path)
+
+
+def test_question_file_of_the_home_folder_with_a_byte_order_mark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "question.jsonl").write_bytes(b'\xef\xbb\xbf{"question_id": 1, "turns": ["a"]}')
+    assert [p.id for p in load_question_file("x", Path("~/question.jsonl"))] == ["x-1"]
+
+
 def test_unknown_task_and_missing_file_are_named(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match=r"'arena' is not a built-in task: choose from mt_bench, .*tasks\.files"

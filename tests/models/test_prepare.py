@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 import torch
+from huggingface_hub.utils import filter_repo_objects
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from eagle3.decoding.sampling import Sampling
 from eagle3.decoding.vanilla import VanillaDecoder
+from eagle3.models import prepare
 from eagle3.models.prepare import prepare_target
 from eagle3.models.target import Target
 from eagle3.provenance import hash_tree
@@ -141,6 +145,86 @@ def test_another_family_is_refused_before_its_weights_are_read(tmp_path: Path) -
     (source / "model.safetensors").unlink()
     with pytest.raises(ValueError, match="is a model of type 'gpt2': supported are llama"):
         prepare_target(str(source), tmp_path / "target")
+
+
+# --- a repository of the hub ---
+
+
+class Hub:
+    """A hub with one repository, which hands over the files that are asked for, as the real one does."""
+
+    def __init__(self, repository: Path, downloaded: Path) -> None:
+        self.repository, self.downloaded = repository, downloaded
+
+    def snapshot_download(self, name: str, revision: str | None, allow_patterns: list[str] | None) -> str:
+        for file in filter_repo_objects(sorted(files_of(self.repository)), allow_patterns=allow_patterns):
+            (self.downloaded / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(self.repository / file, self.downloaded / file)
+        return str(self.downloaded)
+
+
+def files_of(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    """Its repository is empty."""
+    found = Hub(tmp_path / "repository", tmp_path / "downloaded")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", found.snapshot_download)
+    return found
+
+
+def add_other_forms(repository: Path) -> None:
+    """What repositories hold beside the weights that are loaded; none of it can be read."""
+    for name in ("original/consolidated.00.pth", "consolidated.safetensors", "onnx/model.onnx", "q4.gguf"):
+        (repository / name).parent.mkdir(exist_ok=True)
+        (repository / name).write_text("gigabytes")
+
+
+@pytest.mark.parametrize("shard", ["5GB", "40KB"], ids=["one file", "shards"])
+def test_of_a_repository_the_weights_are_downloaded_in_one_form(hub: Hub, tmp_path: Path, shard: str) -> None:
+    model = tiny_model("llama")
+    save_model(hub.repository, model, max_shard_size=shard)
+    read = files_of(hub.repository)
+    add_other_forms(hub.repository)
+    (hub.repository / "pytorch_model.bin").write_text("gigabytes")
+    prepare_target("hf:owner/model", tmp_path / "target")
+    assert files_of(hub.downloaded) == read
+    prepared = Target.load(tmp_path / "target")
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, prepared.model.get_parameter(name)), name
+
+
+def test_a_repository_without_safetensors_gives_its_older_form(hub: Hub, tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    save_model(hub.repository, model)
+    (hub.repository / "model.safetensors").unlink()
+    torch.save(model.state_dict(), hub.repository / "pytorch_model.bin")
+    read = files_of(hub.repository)
+    add_other_forms(hub.repository)
+    prepare_target("hf:owner/model", tmp_path / "target")
+    assert files_of(hub.downloaded) == read
+    prepared = Target.load(tmp_path / "target")
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, prepared.model.get_parameter(name)), name
+
+
+def test_of_a_repository_of_gguf_files_one_is_downloaded(hub: Hub) -> None:
+    save_model(hub.repository, tiny_model("llama"))
+    small = files_of(hub.repository) - {"model.safetensors"}
+    add_other_forms(hub.repository)
+    (hub.repository / "q8.gguf").write_text("gigabytes")
+    location, arguments = prepare._locate("hf:owner/model", "q4.gguf", weights=True)
+    assert (location, arguments) == (hub.downloaded, {"gguf_file": "q4.gguf"})
+    assert files_of(hub.downloaded) == {*small, "q4.gguf"}
+
+
+def test_settings_and_tokenizer_are_read_without_weights(hub: Hub) -> None:
+    save_model(hub.repository, tiny_model("llama"))
+    config, tokenizer = prepare.read_source("hf:owner/model")
+    assert (config.vocab_size, len(tokenizer)) == (320, len(tiny_tokenizer()))
+    assert files_of(hub.downloaded) == files_of(hub.repository) - {"model.safetensors"}
 
 
 @pytest.mark.slow

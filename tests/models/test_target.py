@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from eagle3.decoding.sampling import Sampling
 from eagle3.decoding.vanilla import VanillaDecoder
+from eagle3.models import target as target_module
+from eagle3.models.layers import InferenceLayer
 from eagle3.models.target import Target, check_capture_layers, default_capture_layers
 from tests.models.families import CONFIGS, LLAMA3_ROPE, save_model, tiny_model
 from tests.tiny import tiny_llama, tiny_tokenizer
@@ -181,6 +184,23 @@ def test_facts_of_a_target(tiny_target: Target) -> None:
     assert (tiny_target.num_layers, tiny_target.hidden_size, tiny_target.vocab_size) == (8, 32, 320)
     assert tiny_target.capture_layers == (2, 4, 5)
     assert tiny_target.eos_token_ids == {2}
+
+
+def test_layers_are_copied_by_the_first_forward_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training reads embedding, head and norm: fused copies would be half of the weights once more."""
+    made: list[InferenceLayer] = []
+
+    class Counted(InferenceLayer):
+        def __init__(self, *arguments: Any) -> None:
+            made.append(self)
+            super().__init__(*arguments)
+
+    monkeypatch.setattr(target_module, "InferenceLayer", Counted)
+    target = Target(tiny_llama(), tiny_tokenizer())
+    assert not made
+    forward(target, PROMPT)
+    forward(target, PROMPT)
+    assert len(made) == target.num_layers
 
 
 def test_every_way_to_name_an_eos_counts() -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from torch import Tensor
 
-from eagle3.data.hidden_states import OnlineStates
+from eagle3.data.hidden_states import OnlineStates, RowStates
 from eagle3.data.rows import Row
 from eagle3.models.target import Target
 from tests.training.samples import sample_rows
@@ -20,14 +19,14 @@ def rows(tiny_target: Target) -> list[Row]:
 
 
 @pytest.fixture(scope="session")
-def states(tiny_target: Target, rows: list[Row]) -> Callable[[Row], Tensor]:
-    """Hidden states computed once, as from shards."""
+def states(tiny_target: Target, rows: list[Row]) -> Callable[[Row], RowStates]:
+    """Computed once, as from shards."""
     known = {row.id: OnlineStates(tiny_target)(row) for row in rows}
     return lambda row: known[row.id]
 
 
 @pytest.fixture(scope="session")
-def training(tiny_target: Target, rows: list[Row], states: Callable[[Row], Tensor]) -> Training:
+def training(tiny_target: Target, rows: list[Row], states: Callable[[Row], RowStates]) -> Training:
     return Training(tiny_target, rows, states)
 
 

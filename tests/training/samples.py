@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from eagle3.config import Eagle3Settings, EagleSettings, TrainSettings, parse_settings
-from eagle3.data.hidden_states import OnlineStates
+from eagle3.data.hidden_states import OnlineStates, RowStates
 from eagle3.data.rows import Row
 from eagle3.models.target import Target
 from eagle3.parameters import read_profile
@@ -72,7 +72,8 @@ def sample_rows(target: Target, count: int = 24, seed: int = 0, validation: int 
                 target_argmax=(),
             )
         )
-    return OnlineStates(target).with_targets(rows)
+    online = OnlineStates(target)
+    return [replace(row, target_argmax=tuple(online(row).target_argmax.tolist())) for row in rows]
 
 
 def sample_batch(target: Target, count: int = 4, seed: int = 0, exact: bool = False) -> Batch:
@@ -82,9 +83,10 @@ def sample_batch(target: Target, count: int = 4, seed: int = 0, exact: bool = Fa
     return make_batch(rows, (lambda row: exact_states(target, row)) if exact else online, target.hidden_size)
 
 
-def exact_states(target: Target, row: Row) -> Tensor:
+def exact_states(target: Target, row: Row) -> RowStates:
     """As OnlineStates, in float32."""
     length = len(row.token_ids) - 1
     ids = torch.tensor([row.token_ids[:length]])
     output = target.forward(ids, torch.arange(length)[None], target.new_cache(length), logits="none")
-    return torch.cat((output.captured[0], output.final[0]), dim=-1)
+    hidden = torch.cat((output.captured[0], output.final[0]), dim=-1)
+    return RowStates(hidden, torch.tensor(row.target_argmax))

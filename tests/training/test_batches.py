@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from eagle3.data.hidden_states import OnlineStates
 from eagle3.data.rows import Row
 from eagle3.models.target import Target
 from eagle3.training.batches import make_batch, plan_batches
@@ -50,7 +53,7 @@ def test_a_batch_holds_its_rows_and_zeros(tiny_target: Target) -> None:
     assert batch.tokens == sum(len(row.token_ids) for row in rows)
     for index, row in enumerate(rows):
         count = len(row.token_ids)
-        states = exact_states(tiny_target, row)
+        states = exact_states(tiny_target, row).hidden
         assert batch.token_ids[index, :count].tolist() == list(row.token_ids)
         assert torch.equal(batch.captured[index, : count - 1], states[:, :96])
         assert torch.equal(batch.final[index, : count - 1], states[:, 96:])
@@ -71,6 +74,15 @@ def test_final_states_give_the_target_argmax(tiny_target: Target) -> None:
     likely = (batch.final @ tiny_target.lm_head_weight.T).argmax(-1)
     known = batch.target_argmax >= 0
     assert torch.equal(likely[known], batch.target_argmax[known])
+
+
+def test_rows_without_the_targets_choices_get_them_with_their_states(tiny_target: Target) -> None:
+    """Of one forward a row, and equal to those that regeneration would have kept."""
+    rows = sample_rows(tiny_target, 5)
+    online, bare = OnlineStates(tiny_target), [replace(row, target_argmax=()) for row in rows]
+    kept, computed = (make_batch(each, online, tiny_target.hidden_size) for each in (rows, bare))
+    for field in fields(kept):
+        assert torch.equal(getattr(kept, field.name), getattr(computed, field.name)), field.name
 
 
 def test_rows_may_differ_from_the_targets_choice(tiny_target: Target) -> None:

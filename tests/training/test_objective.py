@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -11,9 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from eagle3.config import Eagle3Settings
+from eagle3.data.hidden_states import RowStates
+from eagle3.data.rows import Row
 from eagle3.models.eagle3 import Eagle3Module
 from eagle3.models.target import Target
-from eagle3.training.batches import Batch
+from eagle3.training.batches import Batch, make_batch
 from eagle3.training.objective import Eagle3Objective, EagleObjective, supervision
 from eagle3.training.unroll import Unroll, choose_positions, shift_left
 from tests.models.drafts import random_eagle, random_eagle3
@@ -125,9 +128,13 @@ def reference_loss(
     count: int,
     decay: float,
     prompt_loss: float,
+    candidates: Tensor,
     chosen: Tensor,
 ) -> Tensor:
-    """The loss position by position, as the paper says it; after the first step at the chosen positions."""
+    """The loss position by position, as the paper says it; after the first step at the chosen positions.
+
+    There a position stands for as many candidates of its row as there are to one that was chosen.
+    """
     vocabulary = module.draft_to_target
     total, weight_sum = torch.zeros(()), 0.0
     outputs = Unroll(module, target.embed_weight, module.config.rotary()).steps(
@@ -144,6 +151,8 @@ def reference_loss(
                 if not bool((vocabulary == target_logits.argmax()).any()):
                     continue
                 weight = 1.0 if batch.answer_mask[row, judged] else prompt_loss
+                if step > 0:
+                    weight *= int(candidates[row].sum()) / int(candidates[row, chosen[row]].sum())
                 goal = target_logits.softmax(-1)[vocabulary]
                 logits = module.lm_head(module.norm(output[row, t]))
                 loss = loss + weight * F.cross_entropy(logits, goal / goal.sum())
@@ -162,8 +171,9 @@ def test_eagle3_loss_equals_its_definition_with_gradients(
     other = copy.deepcopy(module)
     settings = eagle3_settings(test_time=steps(count), test_time_share=share, step_decay=0.8, loss="soft_ce")
     terms = eagle3_objective(tiny_target, settings, module, 0.5).loss(batch, 0.0, generator())
-    chosen = choose_positions(supervision(batch, 1, 0.5, module.t2d) > 0, share, generator())
-    expected = reference_loss(tiny_target, other, batch, count, 0.8, 0.5, chosen)
+    candidates = supervision(batch, 1, 0.5, module.t2d) > 0
+    chosen, _ = choose_positions(candidates, share, generator())
+    expected = reference_loss(tiny_target, other, batch, count, 0.8, 0.5, candidates, chosen)
     torch.testing.assert_close(terms.loss, expected)
     terms.loss.backward()
     expected.backward()
@@ -181,13 +191,37 @@ def test_later_steps_are_made_at_candidates_drawn_evenly() -> None:
     counts = torch.zeros(10)
     many = torch.Generator().manual_seed(3)
     for _ in range(600):
-        chosen = choose_positions(candidates, 0.25, many)
+        chosen, stands_for = choose_positions(candidates, 0.25, many)
         assert chosen.shape == (2, 3)
+        assert stands_for.tolist() == [[2], [1]]  # 3 of 6 candidates, and both of 2
         assert (chosen[:, 1:] > chosen[:, :-1]).all()
         assert candidates[0][chosen[0]].all()
         assert {0, 1} < set(chosen[1].tolist())
         counts[chosen[0]] += 1
     assert (counts[3:9] - 300).abs().max() < 60  # five standard deviations
+
+
+def test_drawn_positions_stand_for_all_of_their_row(
+    tiny_target: Target, rows: list[Row], states: Callable[[Row], RowStates]
+) -> None:
+    """Over many draws a later step's loss is that of all positions, though short rows are drawn whole.
+
+    The short row has nearly no loss. By the positions drawn it would weigh almost half; it weighs a fifth.
+    """
+    by_length = sorted(rows, key=lambda row: len(row.token_ids))
+    batch = make_batch([by_length[0], by_length[-1]], states, tiny_target.hidden_size)
+    batch = replace(batch, final=batch.final * torch.tensor([0.0, 1.0])[:, None, None])
+    module = random_eagle3(tiny_target, size=320)
+
+    def later_loss(share: float, seed: int) -> float:
+        settings = eagle3_settings(test_time=steps(2), test_time_share=share)
+        objective = eagle3_objective(tiny_target, settings, module, prompt_loss=1.0)
+        # At the short row the goal is even: 1 / 320.
+        objective._loss = lambda logits, goal, weights: (goal.amax(-1) * weights).sum()
+        return objective.loss(batch, 0.0, torch.Generator().manual_seed(seed)).losses[1]
+
+    draws = torch.tensor([later_loss(0.3, seed) for seed in range(100)])
+    assert abs(draws.mean() - later_loss(1.0, 0)) < 5 * draws.std() / 10  # five standard errors
 
 
 def test_steps_follow_the_progress_of_the_training(tiny_target: Target) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,10 +102,25 @@ def test_half_a_line_of_metrics_is_dropped(
 def test_a_finished_training_is_not_trained_again(
     training: Training, uninterrupted: Finished, tmp_path: Path
 ) -> None:
+    """It says only, to the run that was started, which step was best."""
     training.run(tmp_path)
     logged: list[tuple[dict[str, float], int]] = []
     result, weights = training.run(tmp_path, logged=logged)
-    assert not logged
+    best = {"best_step": result.best_step, "best_acceptance_length": result.acceptance_length}
+    assert logged == [(best, result.steps)]
+    assert result == uninterrupted[0]
+    assert_equal_weights(weights, uninterrupted[1])
+
+
+def test_a_training_resumed_near_its_end_is_not_judged_on_its_last_steps_alone(
+    training: Training, uninterrupted: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few batches of long prompts may have hardly a supervised token; all steps together have."""
+    training.kill(tmp_path, uninterrupted[0].steps - 1)
+    objective = objective_of(training.target)
+    loss = objective.loss
+    monkeypatch.setattr(objective, "loss", lambda *arguments: replace(loss(*arguments), supervised=0))
+    result, weights = training.run(tmp_path, objective=objective)
     assert result == uninterrupted[0]
     assert_equal_weights(weights, uninterrupted[1])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from eagle3.data.hidden_states import OnlineStates
+from eagle3.data.hidden_states import OnlineStates, RowStates
 from eagle3.data.rows import HiddenStates, Row, write_hidden_states
 from eagle3.models.target import Target
 from eagle3.training import trainer as trainer_module
@@ -20,7 +21,7 @@ from eagle3.training.acceptance import SimulatedAcceptance
 from eagle3.training.batches import Batch
 from eagle3.training.objective import Eagle3Objective, LossTerms
 from eagle3.training.trainer import STATE, Trainer, describe
-from tests.training.samples import train_settings
+from tests.training.samples import eagle3_settings, train_settings
 from tests.training.trainings import (
     Finished,
     Objective,
@@ -46,7 +47,7 @@ class Spoiled:
         self.calls += 1
         if self.calls - 1 != self._at:
             return terms
-        return LossTerms(self._spoil(terms.loss, self.module), terms.accuracy, terms.supervised)
+        return replace(terms, loss=self._spoil(terms.loss, self.module))
 
     def predictions(self, batch: Batch, depth: int) -> Iterator[Tensor]:
         return self._inner.predictions(batch, depth)
@@ -125,7 +126,7 @@ def test_rows_longer_than_the_limit_are_left_out(training: Training, tmp_path: P
     seen: set[str] = set()
     known = training.states
 
-    def watched(row: Row) -> Tensor:
+    def watched(row: Row) -> RowStates:
         seen.add(row.id)
         return known(row)
 
@@ -143,7 +144,7 @@ def test_validation_rows_are_not_trained_on(
     )
     seen: set[str] = set()
 
-    def watched(row: Row) -> Tensor:
+    def watched(row: Row) -> RowStates:
         seen.add(row.id)
         return training.states(row)
 
@@ -268,18 +269,24 @@ def test_training_learns(training: Training, tmp_path: Path) -> None:
 def test_online_and_captured_hidden_states_give_the_same_training(
     training: Training, uninterrupted: Finished, tmp_path: Path
 ) -> None:
+    """Captured ones with what regeneration keeps, online ones without it."""
     online = OnlineStates(training.target)
     for shard, part in enumerate((training.rows[:10], training.rows[10:])):
         write_hidden_states(
-            tmp_path / "hidden", shard, [row.id for row in part], [online(row) for row in part]
+            tmp_path / "hidden", shard, [row.id for row in part], [online(row).hidden for row in part]
         )
     captured = HiddenStates(tmp_path / "hidden")
-    by_source: dict[str, Callable[[Row], Tensor]] = {
-        "online": online,
-        "captured": lambda row: captured[row.id],
+    bare = [replace(row, target_argmax=()) for row in training.rows]
+
+    def stored(row: Row) -> RowStates:
+        return RowStates(captured[row.id], torch.tensor(row.target_argmax))
+
+    trainings = {
+        "online": Training(training.target, bare, online),
+        "captured": Training(training.target, training.rows, stored),
     }
-    for name, states in by_source.items():
-        result, weights = Training(training.target, training.rows, states).run(tmp_path / name)
+    for name, by_source in trainings.items():
+        result, weights = by_source.run(tmp_path / name)
         assert result == uninterrupted[0]
         assert_equal_weights(weights, uninterrupted[1])
         assert metrics(tmp_path / name) == uninterrupted[2]
@@ -291,12 +298,27 @@ def test_online_and_captured_hidden_states_give_the_same_training(
 def test_every_step_is_logged_with_its_speed(training: Training, tmp_path: Path) -> None:
     logged: list[tuple[dict[str, float], int]] = []
     result, _ = training.run(tmp_path, logged=logged, settings=train_settings(token_budget=400))
+    best, last = logged.pop()
+    assert last == result.steps
+    assert best == {"best_step": result.best_step, "best_acceptance_length": result.acceptance_length}
     assert [step for _, step in logged] == list(range(1, result.steps + 1))
     for measured, _ in logged:
         assert all(math.isfinite(value) for value in measured.values())
         assert measured["tokens_per_second"] > 0
     assert logged[-1][0]["tokens"] == result.tokens
     assert {f"acceptance/depth_{depth}" for depth in range(4)} <= logged[-1][0].keys()
+
+
+def test_the_loss_of_every_depth_is_recorded(uninterrupted: Finished) -> None:
+    """They add up to the loss, each weighed by its decay."""
+    decay = eagle3_settings().step_decay
+    for line in uninterrupted[2]:
+        losses = [line[key] for key in (f"losses/depth_{depth}" for depth in range(3)) if key in line]
+        assert len(losses) == len([key for key in line if key.startswith("accuracy/depth_")])
+        weights = [decay**depth for depth in range(len(losses))]
+        mean = sum(w * x for w, x in zip(weights, losses, strict=True)) / sum(weights)
+        assert line["loss"] == pytest.approx(mean, rel=1e-5)
+    assert "losses/depth_1" in uninterrupted[2][-1]
 
 
 def test_describe_is_json(uninterrupted: Finished) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from eagle3.config import TrainSettings
+from eagle3.data.hidden_states import RowStates
 from eagle3.data.rows import Row
 from eagle3.models.target import Target
 from eagle3.training.objective import Eagle3Objective, EagleObjective
@@ -55,7 +56,7 @@ class Killed(BaseException):
 class Training:
     """Trainings on the same rows, each in the folder it is given."""
 
-    def __init__(self, target: Target, rows: list[Row], states: Callable[[Row], Tensor]) -> None:
+    def __init__(self, target: Target, rows: list[Row], states: Callable[[Row], RowStates]) -> None:
         self.target, self.rows, self.states = target, rows, states
 
     def trainer(
