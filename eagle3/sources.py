@@ -151,6 +151,14 @@ def fetch(text: str, allow_patterns: list[str] | None = None) -> Path:
     return path
 
 
+def hub_commit(path: Path) -> str | None:
+    """The commit of a fetched hub repository, which its folder is named after; None for any other path.
+
+    A source without a revision is what the hub had on the day: with the commit it can be had again.
+    """
+    return path.name if path.parent.name == "snapshots" else None
+
+
 def _pypi(spec: str) -> Source:
     source = parse_source(spec)
     if source.kind != "pypi":

@@ -40,14 +40,16 @@ def take(settings: Settings, name: str, draft: ExternalSettings | ExternalModelS
     from eagle3.models.checkpoint import import_draft
     from eagle3.models.independent import import_independent
     from eagle3.models.target import Target
-    from eagle3.sources import fetch
+    from eagle3.sources import fetch, hub_commit
 
     target = Target.load(paths.TARGET, compiled=False)
     try:
         if isinstance(draft, ExternalModelSettings):
             import_independent(draft.source, paths.DRAFTS / name, target, draft.file)
         else:
-            import_draft(fetch(draft.source), paths.DRAFTS / name, target, {"source": draft.source})
+            folder = fetch(draft.source)
+            origin = {"source": draft.source, "commit": hub_commit(folder)}
+            import_draft(folder, paths.DRAFTS / name, target, origin)
     except ValueError as error:
         raise ValueError(f"drafts.{name}: {error}") from None
     write_history([], name)

@@ -81,7 +81,8 @@ def answer(
         capture: also return hidden states and the target's most likely tokens.
 
     Raises:
-        ValueError: for a request whose prompt leaves no room for an answer.
+        ValueError: for a request whose prompt leaves no room for an answer; for more rows than the device's
+            memory has a cache for.
     """
     with torch.inference_mode():
         yield from _Batch(target, sampling, batch_size, max_new_tokens, max_length, capture).run(
@@ -103,7 +104,14 @@ class _Batch:
     ) -> None:
         self._target, self._sampling, self._size = target, sampling, size
         self._max_new_tokens, self._max_length = max_new_tokens, max_length
-        self._cache = target.new_cache(max_length, size)
+        try:
+            self._cache = target.new_cache(max_length, size)
+        except torch.OutOfMemoryError as error:
+            raise ValueError(
+                f"batch_size {size}: a KV cache of {size} rows of {max_length} tokens does not fit into the "
+                "device's memory beside the model; lower batch_size or max_length in params.yaml, or let "
+                "servers answer (regenerate.endpoints)"
+            ) from error
         width = target.hidden_size * (len(target.capture_layers) + 1)
         self._states = torch.empty(size, max_length, width, dtype=torch.bfloat16) if capture else None
         self._argmax = torch.empty(size, max_length, dtype=torch.int32)

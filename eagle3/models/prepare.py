@@ -73,6 +73,8 @@ def prepare_target(
             "chat_template": tokenizer.chat_template is not None,
             "hash": hash_tree(work),
         }
+        if commit := sources.hub_commit(location):
+            manifest["commit"] = commit
         write_json(work / MANIFEST, manifest)
         if folder.exists():  # aside in one step: a kill while deleting would leave half a target
             folder.replace(Path(scratch) / "replaced")

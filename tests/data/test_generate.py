@@ -310,3 +310,14 @@ def test_complete_gives_the_text_without_its_eos(target: Target) -> None:
         ids = rows[row_id].token_ids[4:]
         kept = ids[:-1] if row.finish_reason == "stop" else ids
         assert row.text == target.tokenizer.decode(kept)
+
+
+def test_a_cache_that_does_not_fit_is_refused_in_words(
+    tiny_target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(capacity: int, batch: int = 1) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(tiny_target, "new_cache", full)
+    with pytest.raises(ValueError, match=r"batch_size 3: .* 3 rows of 64 tokens .* lower batch_size"):
+        list(answer(tiny_target, [], Sampling(), 3, 8, 64, False))

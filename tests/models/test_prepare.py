@@ -170,7 +170,7 @@ def files_of(folder: Path) -> set[str]:
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
     """Its repository is empty."""
-    found = Hub(tmp_path / "repository", tmp_path / "downloaded")
+    found = Hub(tmp_path / "repository", tmp_path / "snapshots" / "0123abc")  # as the hub's cache has it
     monkeypatch.setattr(huggingface_hub, "snapshot_download", found.snapshot_download)
     return found
 
@@ -189,7 +189,7 @@ def test_of_a_repository_the_weights_are_downloaded_in_one_form(hub: Hub, tmp_pa
     read = files_of(hub.repository)
     add_other_forms(hub.repository)
     (hub.repository / "pytorch_model.bin").write_text("gigabytes")
-    prepare_target("hf:owner/model", tmp_path / "target")
+    assert prepare_target("hf:owner/model", tmp_path / "target")["commit"] == "0123abc"
     assert files_of(hub.downloaded) == read
     prepared = Target.load(tmp_path / "target")
     for name, parameter in model.named_parameters():
@@ -203,7 +203,7 @@ def test_a_repository_without_safetensors_gives_its_older_form(hub: Hub, tmp_pat
     torch.save(model.state_dict(), hub.repository / "pytorch_model.bin")
     read = files_of(hub.repository)
     add_other_forms(hub.repository)
-    prepare_target("hf:owner/model", tmp_path / "target")
+    assert prepare_target("hf:owner/model", tmp_path / "target")["commit"] == "0123abc"
     assert files_of(hub.downloaded) == read
     prepared = Target.load(tmp_path / "target")
     for name, parameter in model.named_parameters():
