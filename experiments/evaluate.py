@@ -79,7 +79,7 @@ def measure(settings: Settings, stack: ExitStack) -> dict[str, Any]:
             "bound": measure_bound(target) if wanted.engine == "native" else None,
         },
         trees=drafting,
-        pairs=fixed_tree_pairs(wanted.methods),
+        pairs=fixed_tree_pairs(wanted.methods, bench.families(wanted.methods)),
     )
 
 

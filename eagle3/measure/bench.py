@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,10 +35,12 @@ from eagle3.decoding.tree import TreeShape
 from eagle3.decoding.vanilla import VanillaDecoder
 from eagle3.measure.evaluation import code_digest, evaluate
 from eagle3.measure.losslessness import target_rescorer
+from eagle3.measure.protocol import VANILLA_AGAIN
 from eagle3.measure.rendering import ChatRenderer, Prompt
 from eagle3.measure.settings import EvaluationSettings
 from eagle3.models.checkpoint import load_draft
 from eagle3.models.draft import Draft
+from eagle3.models.formats import read_family
 from eagle3.models.independent import load_independent
 from eagle3.models.target import Target
 from eagle3.provenance import fingerprint_machine, hash_object, hash_tree, write_json
@@ -109,9 +111,25 @@ class Bench:
         settings: EvaluationSettings,
         **options: Any,
     ) -> dict[str, Any]:
-        """`evaluation.evaluate` with this target's chat template, and its logits for the near-tie check."""
+        """`evaluation.evaluate` with this target's chat template, and its logits for the near-tie check.
+
+        Where vanilla is plain decoding in this process, its A/A arm is a decoder with a cache of its own, as
+        every method has: what the place of a cache in memory does to the time is then seen in it.
+        """
         renderer = ChatRenderer(self.target.tokenizer, self.target.eos_token_ids)
-        return evaluate(decoders, prompts, renderer, target_rescorer(self.target), settings, **options)
+        plain = any(isinstance(decoder, VanillaDecoder) for decoder in decoders)
+        again = VanillaDecoder(self.target, VANILLA_AGAIN) if plain else None
+        rescore = target_rescorer(self.target)
+        return evaluate(decoders, prompts, renderer, rescore, settings, again=again, **options)
+
+    def families(self, methods: Sequence[MethodSettings]) -> dict[str, str]:
+        """The family of every head's draft, as the draft itself tells it: that of an external one is not
+        among the settings."""
+        return {
+            method.draft: read_family(self._folder / method.draft)
+            for method in methods
+            if isinstance(method, HeadMethod | StaticHeadMethod)
+        }
 
     def head(self, name: str, dtype: torch.dtype | None = None, backend: str = "kernels") -> Draft:
         """A trained head; see `HeadMethod` for `backend`.
@@ -190,26 +208,44 @@ class Bench:
         return self.target.dtype
 
 
-def fixed_tree_pairs(methods: Sequence[MethodSettings]) -> list[tuple[str, str]]:
-    """(method, the same draft with a fixed tree): what a tree that adapts, or copies, has to win against.
+def fixed_tree_pairs(methods: Sequence[MethodSettings], families: Mapping[str, str]) -> list[tuple[str, str]]:
+    """(method, other method): what a method has to win against.
 
-    A hybrid that adapts has to win against a hybrid that does not, too.
+    A tree that adapts, or copies, has to win against the same draft with a fixed tree; a hybrid that adapts
+    against a hybrid that does not, too; and an EAGLE-3 head's dynamic tree against EAGLE's heads and
+    independent models.
+
+    Args:
+        families: of the heads' drafts (`Bench.families`).
     """
 
-    def is_reference(fixed: MethodSettings, method: AdaptiveHeadMethod | HybridMethod) -> bool:
-        if isinstance(fixed, HeadMethod):
-            return (fixed.draft, fixed.backend) == (method.draft, "kernels")
-        if isinstance(fixed, HybridMethod) and isinstance(method, HybridMethod):
-            return method.adaptive and not fixed.adaptive and fixed.draft == method.draft
-        return False
+    def has_to_win(method: MethodSettings, other: MethodSettings) -> bool:
+        if isinstance(method, AdaptiveHeadMethod | HybridMethod):
+            return _fixes_tree(other, method)
+        return (
+            isinstance(method, HeadMethod)
+            and (families.get(method.draft), method.backend) == ("eagle3", "kernels")
+            and method.tree.topk > 1
+            and _precedes_eagle3(other, families)
+        )
 
-    return [
-        (method.name, fixed.name)
-        for method in methods
-        if isinstance(method, AdaptiveHeadMethod | HybridMethod)
-        for fixed in methods
-        if is_reference(fixed, method)
-    ]
+    return [(method.name, other.name) for method in methods for other in methods if has_to_win(method, other)]
+
+
+def _fixes_tree(other: MethodSettings, method: AdaptiveHeadMethod | HybridMethod) -> bool:
+    """Whether it is the method without what the method adds."""
+    if isinstance(other, HeadMethod):
+        return (other.draft, other.backend) == (method.draft, "kernels")
+    if isinstance(other, HybridMethod) and isinstance(method, HybridMethod):
+        return method.adaptive and not other.adaptive and other.draft == method.draft
+    return False
+
+
+def _precedes_eagle3(other: MethodSettings, families: Mapping[str, str]) -> bool:
+    """Whether it is speculative sampling, or a head of EAGLE or EAGLE-2 computed by the kernels."""
+    if isinstance(other, HeadMethod | StaticHeadMethod):
+        return (families.get(other.draft), other.backend) == ("eagle", "kernels")
+    return isinstance(other, ModelMethod)
 
 
 def describe_drafting(method: MethodSettings) -> dict[str, int]:

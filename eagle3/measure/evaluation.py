@@ -39,6 +39,7 @@ def evaluate(
     origin: Mapping[str, Any] | None = None,
     trees: Mapping[str, Mapping[str, int] | None] | None = None,
     pairs: Sequence[tuple[str, str]] = (),
+    again: Decoder | None = None,
     progress: bool = True,
 ) -> dict[str, Any]:
     """Measure all methods on all prompts and write `evaluation.json` and `per_prompt.parquet` into `reports`.
@@ -58,6 +59,7 @@ def evaluate(
         origin: recorded with the settings and not compared on resuming: commit, command.
         trees: the draft tree of each method that has one.
         pairs: (method, other method) to be compared with each other beside vanilla.
+        again: decodes "vanilla-aa"; None for vanilla's own decoder.
         progress: show a progress bar.
 
     Returns:
@@ -66,7 +68,7 @@ def evaluate(
     Raises:
         ValueError: for names of methods or prompts that cannot be told apart, or if no prompt is left.
     """
-    methods = arms(decoders)
+    methods = arms(decoders, again)
     _check_prompts(prompts)
     trees = trees or {}
     began, load_at_start = datetime.now(UTC), LoadSnapshot.take()
@@ -85,7 +87,7 @@ def evaluate(
     say(f"evaluation: {log.note}")
     blocks = schedule(prompts, settings)
     total = len(methods) * settings.repeats * len(settings.temperatures) * sum(len(p.turns) for p in prompts)
-    say(f"evaluation: warming {len(methods) - 1} methods up, untimed")
+    say(f"evaluation: warming {len(set(map(id, methods.values())))} decoders up, untimed")
     warmed = warm_up(methods, prompts, renderer, settings) if len(log.cells) < total else {}
     with tqdm(
         total=total,

@@ -43,8 +43,12 @@ class WarmUp:
         return asdict(self)
 
 
-def arms(decoders: Sequence[Decoder]) -> dict[str, Decoder]:
-    """Methods by name, vanilla first and again as the A/A arm. Raises ValueError for ambiguous names."""
+def arms(decoders: Sequence[Decoder], again: Decoder | None = None) -> dict[str, Decoder]:
+    """Methods by name, vanilla first, then the A/A arm. Raises ValueError for ambiguous names.
+
+    Args:
+        again: decodes the A/A arm, whatever its name; None for vanilla's own decoder.
+    """
     names = [decoder.name for decoder in decoders]
     if names.count(VANILLA) != 1:
         raise ValueError(
@@ -56,7 +60,7 @@ def arms(decoders: Sequence[Decoder]) -> dict[str, Decoder]:
         raise ValueError(f"methods are {names}: give every method a name of its own")
     by_name = {decoder.name: decoder for decoder in decoders}
     vanilla = by_name.pop(VANILLA)
-    return {VANILLA: vanilla, VANILLA_AGAIN: vanilla, **by_name}
+    return {VANILLA: vanilla, VANILLA_AGAIN: again or vanilla, **by_name}
 
 
 def schedule(prompts: Sequence[Prompt], settings: EvaluationSettings) -> list[Block]:

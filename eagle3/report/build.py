@@ -16,7 +16,7 @@ from eagle3.report.markdown import render_markdown
 from eagle3.report.method import moment
 from eagle3.report.sections import build_sections, verdict_blocks
 from eagle3.report.style import styled, to_svg, write_png
-from eagle3.report.tables import ALL, best_row, task_name
+from eagle3.report.tables import ALL, best_row, candidates, task_name
 
 TITLE = "Speculative decoding: comparison report"
 
@@ -73,7 +73,7 @@ def build(
 
 
 def headline(inputs: Inputs) -> str:
-    """One sentence: the fastest method, how much faster, and whether it changed a token."""
+    """The fastest method, how much faster, whether it changed a token, and what it was chosen from."""
     best = best_row(inputs, ALL, inputs.temperatures[0])
     if best is None:
         return "No method was measured that decodes the target's own tokens beside vanilla."
@@ -88,9 +88,15 @@ def headline(inputs: Inputs) -> str:
         tokens += f" ({counts['near_ties']} up to near ties)" if counts["near_ties"] else ""
     else:
         tokens = "with sampled outputs"
+    rows = len(candidates(inputs, ALL, best["temperature"]))
+    chosen = (
+        f" It is the fastest of {rows} rows, chosen on these same prompts: an upper estimate."
+        if rows > 1
+        else ""
+    )
     return (
         f"{best['method']} decodes {interval(best, 'speedup')} as fast as vanilla over {best['prompts']} "
-        f"prompts, at a mean acceptance length τ of {number(best['tau'])}, {tokens}."
+        f"prompts, at a mean acceptance length τ of {number(best['tau'])}, {tokens}.{chosen}"
     )
 
 

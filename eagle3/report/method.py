@@ -28,7 +28,9 @@ def how_measured(inputs: Inputs) -> tuple[Block, ...]:
         "Intervals": (
             "paired BCa bootstrap over prompts, 95 %, seeded. The turns of one prompt stay together."
         ),
-        "vanilla-aa": ("vanilla measured a second time like any other method. Its interval must contain 1."),
+        "vanilla-aa": (
+            "vanilla measured a second time like any other method. Its interval contains 1 in 19 of 20 runs."
+        ),
         "Order": (
             "all methods run in one process, over one target forward and one kind of cache, prompt by "
             "prompt; for each prompt the methods take turns in a random order drawn from the seed."

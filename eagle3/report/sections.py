@@ -1,7 +1,6 @@
 """The report's sections in reading order; a result that does not exist gets no section."""
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator
 
 from matplotlib.figure import Figure as Canvas
 
@@ -12,6 +11,8 @@ from eagle3.report.context import context_blocks
 from eagle3.report.inputs import Inputs
 from eagle3.report.losslessness import lossless_table, seeded_table
 from eagle3.report.method import how_measured, machine_table, setting_table, subject_table
+from eagle3.report.pairs import pairs_table
+from eagle3.report.provenance import provenance_paragraphs
 from eagle3.report.scaling import scaling_figure, scaling_table
 from eagle3.report.serving import (
     server_averages,
@@ -35,7 +36,6 @@ from eagle3.report.tables import (
     depth_table,
     interval_table,
     overall_table,
-    pairs_table,
     round_table,
     speculative,
 )
@@ -45,7 +45,7 @@ from eagle3.report.training import training_curves, training_table
 Draw = Callable[[str, str, str, Canvas], Figure]
 """(name, caption, description, canvas) -> the figure, its PNG written."""
 
-_LEVEL_TONES = {"ok": Tone.GOOD, "warning": Tone.WARNING, "failure": Tone.BAD}
+_LEVEL_TONES = {"ok": Tone.GOOD, "note": Tone.PLAIN, "warning": Tone.WARNING, "failure": Tone.BAD}
 
 
 def build_sections(inputs: Inputs, draw: Draw) -> list[Section]:
@@ -72,7 +72,7 @@ def build_sections(inputs: Inputs, draw: Draw) -> list[Section]:
 def verdict_blocks(inputs: Inputs) -> tuple[Block, ...]:
     """The verdict's summary and its sentences, the worst first."""
     verdict = inputs.evaluation["verdict"]
-    order = ["failure", "warning", "ok"]
+    order = ["failure", "warning", "note", "ok"]
     checks = sorted(verdict["checks"], key=lambda check: order.index(check["level"]))
     levels = {check["level"] for check in checks}
     tone = Tone.BAD if "failure" in levels else Tone.WARNING if "warning" in levels else Tone.GOOD
@@ -221,7 +221,7 @@ def _ablation(inputs: Inputs, draw: Draw) -> Section:
     table = grid_table(
         inputs.ablation["results"], "Ablation, measured here: decode speedup and τ", "Variant", "method"
     )
-    provenance = _provenance(inputs, inputs.ablation)
+    provenance = provenance_paragraphs(inputs, inputs.ablation)
     return Section("ablation", "Ablation", (*provenance, table, published_ablation_table()))
 
 
@@ -232,14 +232,16 @@ def _scaling(inputs: Inputs, draw: Draw) -> Section:
     figure = draw(
         "scaling", "τ and decode speedup against training data.", "The table below.", scaling_figure(results)
     )
-    provenance = _provenance(inputs, inputs.scaling)
+    provenance = provenance_paragraphs(inputs, inputs.scaling)
     return Section("scaling", "More training data", (*provenance, figure, scaling_table(results)))
 
 
 def _sweep(inputs: Inputs, draw: Draw) -> Section:
     if inputs.sweep is None:
         return Section("sweep", "Sweep", ())
-    blocks: list[Block] = list(_provenance(inputs, inputs.sweep.get("identity", {}), same_drafts=True))
+    blocks: list[Block] = list(
+        provenance_paragraphs(inputs, inputs.sweep.get("identity", {}), same_drafts=True)
+    )
     if inputs.sweep.get("summary"):
         blocks.append(Paragraph(inputs.sweep["summary"]))
     if inputs.sweep.get("reservations"):
@@ -259,14 +261,14 @@ def _sweep(inputs: Inputs, draw: Draw) -> Section:
 def _context(inputs: Inputs, draw: Draw) -> Section:
     if inputs.context is None:
         return Section("context", "Context length", ())
-    provenance = _provenance(inputs, inputs.context, same_drafts=True)
+    provenance = provenance_paragraphs(inputs, inputs.context, same_drafts=True)
     return Section("context", "Context length", (*provenance, *context_blocks(inputs.context)))
 
 
 def _throughput(inputs: Inputs, draw: Draw) -> Section:
     if inputs.throughput is None:
         return Section("throughput", "Batch sizes", ())
-    provenance = _provenance(inputs, inputs.throughput, same_drafts=True)
+    provenance = provenance_paragraphs(inputs, inputs.throughput, same_drafts=True)
     return Section("throughput", "Batch sizes", (*provenance, throughput_table(inputs.throughput)))
 
 
@@ -279,7 +281,7 @@ def _serving(inputs: Inputs, draw: Draw) -> Section:
         made = {**part, **part.get("origin", {})}
         provenance += [
             Paragraph(f"{engine}: {block.text}", block.tone)
-            for block in _provenance(inputs, made, same_drafts=True)
+            for block in provenance_paragraphs(inputs, made, same_drafts=True)
         ]
     further = [Paragraph(line) for line in (*server_averages(serving), *unavailable(serving))]
     tables = serving_agreement_table(serving), serving_metrics_table(serving)
@@ -308,35 +310,6 @@ def _reproduce(inputs: Inputs, draw: Draw) -> Section:
             )
         )
     return Section("reproduce", "Reproduce", tuple(blocks))
-
-
-def _provenance(inputs: Inputs, result: Mapping[str, Any], same_drafts: bool = False) -> Iterator[Paragraph]:
-    """The result's own verdict, and a warning where it was measured elsewhere than the evaluation.
-
-    Args:
-        same_drafts: whether it should be of the evaluation's drafts; a study trains its own.
-    """
-    verdict = result.get("verdict")
-    if verdict:
-        yield Paragraph(verdict["summary"])
-    evaluation = inputs.evaluation
-    mine, theirs = evaluation["settings"]["subject"], result.get("settings", {}).get("subject", result)
-    differs = []
-    if "machine" in result and result["machine"] != evaluation["machine"]:
-        differs.append("machine")
-    if "target" in theirs and "target" in mine and theirs["target"] != mine["target"]:
-        differs.append("target")
-    if same_drafts:
-        drafts = {name: mine.get("drafts", {}).get(name) for name in theirs.get("drafts", {})}
-        if not drafts or drafts != theirs["drafts"]:
-            differs.append("training of the drafts" if drafts else "draft, or one that was not recorded,")
-    if differs:
-        yield Paragraph(
-            f"Measured on another {' and '.join(differs)} than the evaluation above.", Tone.WARNING
-        )
-    command = (result.get("origin") or result.get("settings", {}).get("origin") or {}).get("command")
-    if command:
-        yield Paragraph(f"Command: {command}")
 
 
 def _present(*tables: Table | None) -> Iterator[Table]:

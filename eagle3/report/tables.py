@@ -8,7 +8,6 @@ from eagle3.report.formats import (
     MARKS_NOTE,
     MISSING,
     SLOWER,
-    interval,
     number,
     percent,
     speedup_cell,
@@ -66,37 +65,21 @@ def overall_table(inputs: Inputs, temperature: float) -> Table:
     )
 
 
-def pairs_table(inputs: Inputs) -> Table | None:
-    """Trees that adapt or copy against the same draft's fixed trees; None where there are none."""
-    pairs = inputs.evaluation.get("pairs")
-    if not pairs:
-        return None
-    body = []
-    for pair in pairs:
-        low, high = pair["speedup_low"], pair["speedup_high"]
-        told_apart = low is not None and not low <= 1.0 <= high
-        verdict = "not told apart" if not told_apart else "wins" if low > 1.0 else "loses"
-        at = temperature_text(pair["temperature"])
-        body.append(cells([pair["method"], pair["over"], at, interval(pair, "speedup"), verdict]))
-    return Table(
-        caption="Trees that adapt or copy, against fixed trees of the same draft, all tasks together",
-        columns=("Method", "Against", "Temperature", "Decode speedup over it", "Verdict"),
-        rows=tuple(body),
-        note="Paired by prompt, 95 % intervals. A method is worth keeping where it wins.",
-        text_columns=frozenset({"Against", "Temperature", "Verdict"}),
-    )
-
-
-def best_row(inputs: Inputs, task: str, temperature: float) -> Row | None:
-    """The fastest row among methods that change no token; None without one."""
-    candidates = [
+def candidates(inputs: Inputs, task: str, temperature: float) -> list[Row]:
+    """The rows that the fastest is chosen from: of methods that change no token, and have a speedup."""
+    return [
         row
         for row in inputs.results
         if (row["task"], row["temperature"]) == (task, temperature)
         and row["method"] not in {"vanilla", "vanilla-aa", *inputs.changes_tokens}
         and row["speedup"] is not None
     ]
-    return max(candidates, key=lambda row: row["speedup"], default=None)
+
+
+def best_row(inputs: Inputs, task: str, temperature: float) -> Row | None:
+    """The fastest of the candidates; None without one."""
+    rows = candidates(inputs, task, temperature)
+    return max(rows, key=lambda row: row["speedup"], default=None)
 
 
 def _lossless_cell(row: Row) -> TableCell:

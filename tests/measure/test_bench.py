@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ from pydantic import TypeAdapter
 from eagle3.config import MethodSettings
 from eagle3.decoding.sampling import Sampling
 from eagle3.decoding.vanilla import VanillaDecoder
-from eagle3.measure.bench import Bench, describe_drafting
+from eagle3.measure.bench import Bench, describe_drafting, fixed_tree_pairs
+from eagle3.measure.rendering import Prompt
+from eagle3.measure.settings import EvaluationSettings
 from eagle3.models.checkpoint import save_draft
 from eagle3.models.independent import IndependentModule, save_independent
 from eagle3.models.target import Target
@@ -97,6 +100,41 @@ def test_every_method_decodes_what_vanilla_does(bench: Bench, name: str, samplin
 def test_a_draft_is_loaded_once(bench: Bench) -> None:
     assert bench.head("eagle3") is bench.head("eagle3")
     assert bench.head("eagle3") is not bench.head("eagle3", torch.bfloat16)
+
+
+def test_the_aa_arm_has_a_cache_of_its_own(bench: Bench, tmp_path: Path) -> None:
+    """One decoder under two names would share what the place of its cache does to the time."""
+    report = bench.evaluate(
+        [bench.vanilla(), bench.decoder(method("prompt-lookup", METHODS["prompt-lookup"][0]))],
+        [Prompt("chat", "1", ("Why is the sky blue?",))],
+        EvaluationSettings(max_new_tokens=4, dtype="float32", repeats=1),
+        machine={},
+        subject={},
+        reports=tmp_path,
+        journal=tmp_path / "journal.jsonl",
+        progress=False,
+    )
+    assert set(report["settings"]["warm_up"]) == {"vanilla", "vanilla-aa", "prompt-lookup"}
+
+
+def test_methods_are_paired_with_what_they_have_to_win_against(bench: Bench) -> None:
+    chain = {"num_steps": 2, "topk": 1, "num_draft_tokens": 3}
+    methods = [
+        *(method(name, values) for name, (values, _) in METHODS.items()),
+        method("eagle3-chain", {**METHODS["eagle3"][0], "tree": chain}),
+        method("eagle-torch", {**METHODS["eagle"][0], "backend": "torch"}),
+    ]
+    fixed = {
+        (adapting, other)
+        for adapting in ("eagle3-adaptive", "eagle3-lookup", "eagle3-adaptive-lookup")
+        for other in ("eagle3", "eagle3-chain")
+    }
+    fixed.add(("eagle3-adaptive-lookup", "eagle3-lookup"))
+    assert set(fixed_tree_pairs(methods, {})) == fixed
+    families = bench.families(methods)
+    assert families == {"eagle": "eagle", "eagle3": "eagle3"}
+    earlier = {("eagle3", other) for other in ("eagle", "eagle2", "speculative-sampling")}
+    assert set(fixed_tree_pairs(methods, families)) == fixed | earlier
 
 
 @pytest.mark.slow

@@ -224,6 +224,14 @@ def test_warm_up_covers_every_method_and_both_ends_of_the_lengths() -> None:
         assert max(lengths) == len(fake_renderer(items[4], [[1] * SETTINGS.max_new_tokens]))
 
 
+def test_the_aa_arm_can_be_a_decoder_of_its_own(tmp_path: Path) -> None:
+    vanilla, again = FakeDecoder("vanilla"), FakeDecoder("vanilla-aa")
+    report = run(tmp_path, [vanilla, FakeDecoder("eagle3", token_seconds=0.5)], again=again)
+    assert len(vanilla.calls) == len(again.calls) == 2 + 36
+    assert set(report["settings"]["warm_up"]) == {"vanilla", "vanilla-aa", "eagle3"}
+    assert row_of(report, "vanilla-aa")["lossless"]["exact"] == 12
+
+
 def test_resume_after_a_kill_neither_loses_nor_doubles_a_cell(tmp_path: Path) -> None:
     killed = FakeDecoder("eagle3", token_seconds=0.5, round_tokens=4, stop_after=2 + 17)
     with pytest.raises(KeyboardInterrupt):

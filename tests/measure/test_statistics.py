@@ -5,7 +5,12 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import norm
 
-from eagle3.measure.statistics import median_over_repeats, relative_spread, speedup_interval
+from eagle3.measure.statistics import (
+    median_over_repeats,
+    misses_by_chance,
+    relative_spread,
+    speedup_interval,
+)
 
 
 def _brute_force_bca(
@@ -137,3 +142,8 @@ def test_median_and_spread_of_repeats() -> None:
     assert relative_spread([1.0, 3.0, 2.0]) == 1.0
     with pytest.raises(ValueError, match="at least one"):
         median_over_repeats([])
+
+
+@pytest.mark.parametrize(("intervals", "misses"), [(0, 0), (1, 0), (2, 1), (7, 1), (8, 2), (20, 3)])
+def test_as_many_intervals_may_miss_as_chance_allows(intervals: int, misses: int) -> None:
+    assert misses_by_chance(intervals) == misses

@@ -7,14 +7,17 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from eagle3.report.blocks import Table, TableCell, Tone, cells
 from eagle3.report.build import build
 from eagle3.report.formats import interval, speedup_cell, tree_text
-from eagle3.report.inputs import read_inputs
+from eagle3.report.inputs import Inputs, read_inputs
 from eagle3.report.losslessness import seeded_table
 from eagle3.report.markdown import table
+from eagle3.report.pairs import pairs_table
+from eagle3.report.provenance import provenance_paragraphs
 from eagle3.report.scaling import compact
 from eagle3.report.sweep import pareto_front
 from eagle3.report.training import thin, training_series, training_table
@@ -65,8 +68,49 @@ def test_scaling_shows_all_tasks_together(full: Path) -> None:
 
 def test_methods_are_compared_with_each_other(full: Path) -> None:
     text = (full / "README.md").read_text()
-    assert "Trees that adapt or copy" in text
+    assert "**Methods against each other, all tasks together**" in text
+    assert "2 comparisons, not corrected for their number" in text
     assert re.search(r"\| eagle3 \| eagle \| T = 0 \(greedy\) \| 1\.\d+× .*\| wins \|", text)
+
+
+@pytest.mark.parametrize("again", [1.03, 0.97])
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        (1.04, 1.2, "wins"),
+        (1.02, 1.2, "not told apart"),
+        (0.8, 0.98, "not told apart"),
+        (0.8, 0.96, "loses"),
+        (None, None, "not told apart"),
+    ],
+)
+def test_a_difference_counts_beyond_that_of_vanilla_from_itself(
+    again: float, low: float | None, high: float | None, verdict: str
+) -> None:
+    pair = {"method": "a", "over": "b", "temperature": 0.0, "speedup": 1.0}
+    inputs = Inputs(
+        evaluation={"pairs": [{**pair, "speedup_low": low, "speedup_high": high}]},
+        per_prompt=pd.DataFrame(),
+        training={},
+        target={},
+        drafts={},
+        results=[{"method": "vanilla-aa", "task": "all", "temperature": 0.0, "speedup": again}],
+    )
+    compared = pairs_table(inputs)
+    assert compared is not None
+    assert compared.rows[0][-1].text == verdict
+
+
+def test_what_differs_of_another_machine_is_named(full: Path) -> None:
+    inputs = read_inputs(full, {}, {}, {}, "make repro")
+    for changes, said in (
+        ({"usable_cores": 1}, "another share of the machine (other usable_cores) than"),
+        ({"cpu": "Another", "usable_cores": 1}, "another machine (other cpu, usable_cores) than"),
+    ):
+        machine = {**inputs.evaluation["machine"], **changes}
+        (paragraph,) = provenance_paragraphs(inputs, {"machine": machine})
+        assert said in paragraph.text
+    assert not list(provenance_paragraphs(inputs, {"machine": inputs.evaluation["machine"]}))
 
 
 def test_results_of_other_drafts_are_called_so(full: Path) -> None:
@@ -161,6 +205,7 @@ def test_what_got_worse_is_shown(full: Path) -> None:
         assert "Do not trust these numbers" in text
         assert "40 differ" in text
         assert "▼" in text
+    assert "\n- Slower than vanilla on this machine: prompt-lookup" in (full / "README.md").read_text()
 
 
 def test_the_servers_own_average_is_shown_beside_the_answers(full: Path) -> None:
@@ -180,6 +225,7 @@ def test_a_method_that_changes_tokens_is_never_the_winner(full: Path) -> None:
     assert max(rows, key=lambda row: row["speedup"])["method"] == "broken"
     lead = (full / "README.md").read_text().split("\n\n")[1]
     assert lead.startswith("eagle3 decodes")
+    assert lead.endswith("It is the fastest of 3 rows, chosen on these same prompts: an upper estimate.")
     assert "**broken**" not in (full / "README.md").read_text()
 
 
