@@ -22,7 +22,7 @@ def measure(settings: Settings, stack: ExitStack) -> dict[str, Any]:
     """Evaluate as params.yaml says; returns what evaluation.json holds. `stack` ends what was started."""
     import torch
 
-    from eagle3.measure.bench import Bench, describe_drafting, evaluated_target, fixed_tree_pairs
+    from eagle3.measure.bench import Bench, describe_drafting, evaluated_target, rivals
     from eagle3.measure.bound import measure_bound
     from eagle3.measure.prompts import task_prompts
     from eagle3.measure.settings import EvaluationSettings
@@ -79,7 +79,7 @@ def measure(settings: Settings, stack: ExitStack) -> dict[str, Any]:
             "bound": measure_bound(target) if wanted.engine == "native" else None,
         },
         trees=drafting,
-        pairs=fixed_tree_pairs(wanted.methods, bench.families(wanted.methods)),
+        pairs=rivals(wanted.methods, bench.families(wanted.methods)),
     )
 
 

@@ -208,7 +208,7 @@ class Bench:
         return self.target.dtype
 
 
-def fixed_tree_pairs(methods: Sequence[MethodSettings], families: Mapping[str, str]) -> list[tuple[str, str]]:
+def rivals(methods: Sequence[MethodSettings], families: Mapping[str, str]) -> list[tuple[str, str]]:
     """(method, other method): what a method has to win against.
 
     A tree that adapts, or copies, has to win against the same draft with a fixed tree; a hybrid that adapts

@@ -104,17 +104,14 @@ class Eagle3Objective:
         total = torch.zeros((), device=batch.final.device)
         weight_sum, supervised, losses, accuracy = 0.0, 0, [], []
         unroll = Unroll(self.module, self._embedding, self._rotary)
-        chosen: Tensor | None = None
-        stands_for = torch.ones((), device=batch.final.device)
-        if count > 1 and self._settings.test_time_share < 1:
-            second = supervision(batch, 1, self._prompt_loss, self.module.t2d) > 0
-            chosen, stands_for = choose_positions(second, self._settings.test_time_share, generator)
+        second = supervision(batch, 1, self._prompt_loss, self.module.t2d) > 0
+        chosen, stands_for = choose_positions(second, self._settings.test_time_share, generator)
         for step, output in enumerate(unroll.steps(batch.token_ids, self._reads(batch), count, chosen)):
             weights = supervision(batch, step, self._prompt_loss, self.module.t2d)
-            if step > 0 and chosen is not None:
+            if step > 0:
                 weights = weights.gather(1, chosen) * stands_for  # [B, K], as `output` has it
             rows, columns = (weights > 0).nonzero(as_tuple=True)
-            positions = columns if step == 0 or chosen is None else chosen[rows, columns]
+            positions = columns if step == 0 else chosen[rows, columns]
             normed = self.module.norm(output[rows, columns])
             logits = self.module.lm_head(normed)  # [M, Vd]
             goal = goals[rows, positions + 1 + step]

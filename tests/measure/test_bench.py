@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from eagle3.config import MethodSettings
 from eagle3.decoding.sampling import Sampling
 from eagle3.decoding.vanilla import VanillaDecoder
-from eagle3.measure.bench import Bench, describe_drafting, fixed_tree_pairs
+from eagle3.measure.bench import Bench, describe_drafting, rivals
 from eagle3.measure.rendering import Prompt
 from eagle3.measure.settings import EvaluationSettings
 from eagle3.models.checkpoint import save_draft
@@ -130,11 +130,11 @@ def test_methods_are_paired_with_what_they_have_to_win_against(bench: Bench) -> 
         for other in ("eagle3", "eagle3-chain")
     }
     fixed.add(("eagle3-adaptive-lookup", "eagle3-lookup"))
-    assert set(fixed_tree_pairs(methods, {})) == fixed
+    assert set(rivals(methods, {})) == fixed
     families = bench.families(methods)
     assert families == {"eagle": "eagle", "eagle3": "eagle3"}
     earlier = {("eagle3", other) for other in ("eagle", "eagle2", "speculative-sampling")}
-    assert set(fixed_tree_pairs(methods, families)) == fixed | earlier
+    assert set(rivals(methods, families)) == fixed | earlier
 
 
 @pytest.mark.slow
