@@ -179,12 +179,13 @@ def conclude(tracker: Tracker, run: TrackedRun, session: "Session", outcome: "Ou
         return
     run.log_metrics({f"held_out.{key}": outcome.row(outcome.winner)[key] for key in BOUNDED})
     configuration = outcome.winner.configuration
-    flags = winner_flags(configuration, session.settings.sweep.engine)
-    write_best(BEST, outcome, flags, session.marks, command)
+    engine = session.settings.sweep.engine
+    flags = winner_flags(configuration, engine)
+    write_best(BEST, outcome, engine, flags, session.marks, command)
     run.log_artifact(BEST)
     if note := flags_note(configuration):
         print(note)
-    print(f"for SGLang: {flags}\nwritten to {BEST}")
+    print(f"for {'vLLM' if engine == 'vllm' else 'SGLang'}: {flags}\nwritten to {BEST}")
 
 
 def bounds(row: Mapping[str, Any]) -> str:

@@ -35,12 +35,16 @@ class EngineSettings(Section):
 
 
 class ServedExperiment(Section):
-    """What one server serves: vanilla, or a draft with a tree; engines that draft chains take its levels."""
+    """What one server serves: vanilla, or a draft with a tree; engines that draft chains take its levels.
+
+    ``compile`` null is what the engine does by itself: SGLang does not compile, vLLM does and captures CUDA
+    graphs; false keeps it from both, there.
+    """
 
     name: Name
     draft: Name | None
     tree: TreeSettings | None
-    compile: bool
+    compile: bool | None
 
     @model_validator(mode="after")
     def _draft_and_tree_go_together(self) -> Self:

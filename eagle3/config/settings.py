@@ -101,6 +101,13 @@ class Settings(Section):
                         f"{self.evaluate.engine} decodes with drafter 'head' alone; take it out, or set "
                         "evaluate.engine to native"
                     )
+                if self.evaluate.engine == "vllm":
+                    self._vllm_takes(f"evaluate.methods: method {method.name!r}", method.draft)
+                    if method.tree.topk > 1:
+                        raise ValueError(
+                            f"evaluate.methods: method {method.name!r} has topk {method.tree.topk}, but vLLM "
+                            "drafts chains only; set it to 1, or evaluate.engine to sglang"
+                        )
         space = self.sweep.space
         if self.sweep.engine != "native" and len(space.threads) * len(space.draft_dtypes) > 1:
             raise ValueError(
@@ -121,7 +128,17 @@ class Settings(Section):
             raise ValueError(
                 f"sweep.space.max_topk: {space.max_topk}, but vLLM drafts chains only; set it to 1"
             )
+        if self.sweep.engine == "vllm":
+            for draft in space.drafts:
+                self._vllm_takes("sweep.space.drafts", draft)
         return self
+
+    def _vllm_takes(self, place: str, draft: str) -> None:
+        if draft in self.drafts and self.drafts[draft].family == "eagle":
+            raise ValueError(
+                f"{place}: draft {draft!r} is of family eagle, whose fc has a bias, and vLLM's has none; "
+                "take a draft of family eagle3, or engine sglang"
+            )
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:

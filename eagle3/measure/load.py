@@ -2,6 +2,7 @@
 
 import os
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 import psutil
@@ -40,7 +41,9 @@ class ForeignCpu:
 
     @staticmethod
     def _read() -> tuple[float, float, float]:
-        """Wall clock, busy CPU seconds of the whole machine, CPU seconds of this process and its children."""
+        """Wall clock, busy CPU seconds of the whole machine, CPU seconds of this process and its children (of
+        those that run, as servers do, and of those that have ended).
+        """
         times = psutil.cpu_times()
         idle = times.idle + getattr(times, "iowait", 0.0)
         # Guest time is part of user time already.
@@ -49,8 +52,17 @@ class ForeignCpu:
         return (
             time.monotonic(),
             total - idle,
-            own.user + own.system + own.children_user + own.children_system,
+            own.user + own.system + own.children_user + own.children_system + _running_children(),
         )
+
+
+def _running_children() -> float:
+    seconds = 0.0
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            times = child.cpu_times()
+            seconds += times.user + times.system
+    return seconds
 
 
 def foreign_share(wall: float, busy: float, own: float, cores: int) -> float:

@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from eagle3 import paths
 from eagle3.config import HeadMethod, MethodSettings, Settings
 from eagle3.decoding.generation import Decoder, Generation, Round, rounds_of_lengths
@@ -20,7 +22,7 @@ from eagle3.provenance import hash_object
 from eagle3.serving.client import Client
 from eagle3.serving.engines import Engine, Speculation
 from eagle3.serving.metrics import rounds_of
-from eagle3.serving.servers import Servers
+from eagle3.serving.servers import WHOLE_PREFILL, Servers
 
 if TYPE_CHECKING:
     from eagle3.tuning.space import Configuration
@@ -94,10 +96,11 @@ class ServedBench(Bench):
         if together is None:
             finalists = settings.sweep.held_out.finalists
             together = ["vanilla", "a default tree", *(f"finalist {number}" for number in range(finalists))]
+        settle(target)
         servers.check_memory(together)
         own = settings.serving.engine(engine)
         serving = {
-            "options": dict(own.options),
+            "options": {**own.options, **WHOLE_PREFILL[engine]},
             "environment": hash_object(own.environment),  # may hold secrets
             "urls": dict(own.urls),
         }
@@ -124,7 +127,7 @@ class ServedBench(Bench):
         """
         assert batch_size == 1, "settings refuse batches of a served sweep"
         self._servers.stop_all()
-        return self._served("vanilla", None)
+        return self._served("vanilla", None, compiled=False)
 
     def decoder(self, method: MethodSettings) -> Decoder:
         """The decoder of one row.
@@ -138,19 +141,29 @@ class ServedBench(Bench):
                 "alone; take it out, or set evaluate.engine to native"
             )
         speculation = speculation_of(self._folder / method.draft, **method.tree.model_dump())
-        return self._served(method.name, speculation, method.backend == "compile")
+        return self._served(method.name, speculation, compiled=method.backend == "compile")
 
     def tuned(self, configuration: Configuration, name: str, batch_size: int = 1) -> Decoder:
         """The decoder of a configuration that a sweep tries; the server of the last trial is ended."""
         assert batch_size == 1, "settings refuse batches of a served sweep"
         speculation = speculation_of(self._folder / configuration.draft, **configuration.tree)
-        return self._served(name, speculation, configuration.backend == "compile")
+        return self._served(name, speculation, compiled=configuration.backend == "compile")
 
-    def _served(self, name: str, speculation: Speculation | None, compiled: bool = False) -> Decoder:
-        client = Client(self._engine, self._servers.url(name, speculation, compiled))
+    def _served(self, name: str, speculation: Speculation | None, compiled: bool) -> Decoder:
+        # On a GPU an engine that is kept from compiling is no baseline: vLLM loses its CUDA graphs with it.
+        how = None if self._servers.on_gpu and not compiled else compiled
+        url = self._servers.url(name, speculation, how, WHOLE_PREFILL[self._engine])
+        client = Client(self._engine, url)
         with self._servers.explaining(name):
             self._version = self._version or client.version()
         return ServedDecoder(name, client, speculation, partial(self._servers.explaining, name))
+
+
+@torch.inference_mode()
+def settle(target: Target) -> None:
+    """One forward, which lays the weights out for decoding: before servers take what memory is free."""
+    start = torch.zeros(1, 1, dtype=torch.int64, device=target.device)
+    target.forward(start, start, target.new_cache(1), logits="last")
 
 
 def speculation_of(folder: Path, num_steps: int, topk: int, num_draft_tokens: int) -> Speculation:

@@ -7,6 +7,7 @@ translated, with a warning, where the translation keeps their meaning.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,7 +85,7 @@ class Service:
     target: Path
     dtype: str
     speculation: Speculation | None = None  # None: vanilla
-    compiled: bool = False  # the models through torch.compile
+    compiled: bool | None = False  # the models through torch.compile; None: as the engine does by itself
 
 
 def command(
@@ -119,9 +120,10 @@ def command(
     return [str(python), "-m", module, *as_flags({**flags, "host": host, "port": port, **options})]
 
 
-def sglang_flags(speculation: Speculation) -> str:
-    """The draft and its tree as options of `sglang.launch_server`, ready to paste."""
-    return " ".join(as_flags(_speculative(speculation)))
+def speculative_flags(engine: Engine, speculation: Speculation) -> str:
+    """The draft and its tree as options of the engine's server, ready to paste into a shell."""
+    make = _speculative if engine == "sglang" else _speculative_config
+    return shlex.join(as_flags(make(speculation)))
 
 
 def translate(
@@ -162,15 +164,15 @@ def _sglang(service: Service) -> tuple[str, dict[str, Option]]:
         "model-path": service.target.as_posix(),
         "dtype": service.dtype,
         "enable-metrics": True,
-        "enable-torch-compile": service.compiled,
+        "enable-torch-compile": bool(service.compiled),
     }
     if service.speculation is not None:
-        _check_draft("sglang", service.speculation.draft)
+        _check_draft("sglang", service.speculation.draft, service.target)
         flags |= _speculative(service.speculation)
     return "sglang.launch_server", flags
 
 
-def _check_draft(engine: Engine, folder: Path) -> None:
+def _check_draft(engine: Engine, folder: Path, target: Path) -> None:
     """Refuse a draft that the engine computes in another way than it was trained: it would only accept less.
 
     Found by reading SGLang 0.5.23 (models/llama_eagle3.py), which knows no norm_before_residual and an fc of
@@ -184,6 +186,14 @@ def _check_draft(engine: Engine, folder: Path) -> None:
         raise ValueError(
             f"{folder}: norm_before_residual is true, which SGLang ignores, so that the draft would lose "
             "acceptance without an error; serve it with vLLM, or decode with the native engine"
+        )
+    layers = values.get("eagle_aux_hidden_state_layer_ids") or ()
+    config = target / "config.json"
+    if layers and config.is_file() and max(layers) >= json.loads(config.read_text())["num_hidden_layers"]:
+        raise ValueError(
+            f"{folder}: reads the output of the target's last layer (capture_layers {list(layers)}), which "
+            "is here the state after the final norm, and with servers the one before it, or none; decode "
+            "with the native engine, or train it with an earlier layer"
         )
     if not (values.get("eagle_config") or {}).get("use_aux_hidden_state", True):
         raise ValueError(
@@ -202,11 +212,20 @@ def _speculative(speculation: Speculation) -> dict[str, Option]:
     }
 
 
+def _speculative_config(speculation: Speculation) -> dict[str, Option]:
+    config: dict[str, Any] = {
+        "method": speculation.family,
+        "model": speculation.draft.as_posix(),
+        "num_speculative_tokens": speculation.num_steps,
+    }
+    return {"speculative-config": json.dumps(config)}
+
+
 def _vllm(service: Service) -> tuple[str, dict[str, Option]]:
     flags: dict[str, Option] = {
         "model": service.target.as_posix(),
         "dtype": service.dtype,
-        "enforce-eager": not service.compiled,
+        "enforce-eager": service.compiled is False,
     }
     speculation = service.speculation
     if speculation is not None:
@@ -219,12 +238,7 @@ def _vllm(service: Service) -> tuple[str, dict[str, Option]]:
                 "vLLM's EAGLE (EagleLlamaForCausalLM) has no bias in fc, and this project's draft has one: "
                 "serve it with SGLang, or take an EAGLE-3 draft"
             )
-        _check_draft("vllm", speculation.draft)
-        config: dict[str, Any] = {
-            "method": speculation.family,
-            "model": speculation.draft.as_posix(),
-            "num_speculative_tokens": speculation.num_steps,
-        }
-        flags["speculative-config"] = json.dumps(config)
+        _check_draft("vllm", speculation.draft, service.target)
+        flags |= _speculative_config(speculation)
         flags["per-request-spec-decode-metrics"] = "detailed"
     return "vllm.entrypoints.openai.api_server", flags

@@ -23,24 +23,18 @@ from eagle3.measure.rendering import ChatRenderer
 from eagle3.models.target import Target
 from eagle3.provenance import describe_run, fingerprint_machine, hash_tree
 from eagle3.serving.agreement import agree, state_difference
-from eagle3.serving.bench import speculation_of
+from eagle3.serving.bench import settle, speculation_of
 from eagle3.serving.client import Client
-from eagle3.serving.engines import Engine, Option, Speculation
+from eagle3.serving.engines import Engine, Speculation
 from eagle3.serving.load import answer_all
 from eagle3.serving.metrics import reconcile, reconcile_average, summarise
 from eagle3.serving.results import read_part, with_earlier, write_part
-from eagle3.serving.servers import Servers
+from eagle3.serving.servers import WHOLE_PREFILL, Servers
 from eagle3.tracking import Tracker
 
 Prompts = list[tuple[str, list[int]]]  # name and token ids
-# A prompt is sent once at every level of concurrency: with its prefix cached, only the first level would
-# tell what the first token takes.
-_WHOLE_PREFILL: dict[Engine, dict[str, Option]] = {
-    "sglang": {"disable-radix-cache": True},
-    "vllm": {"enable-prefix-caching": False},
-}
 # SGLang returns the states that a draft reads when started with these; of cached prefixes it returns none.
-_STATES_OPTIONS = {"enable-return-hidden-states": True, **_WHOLE_PREFILL["sglang"]}
+_STATES_OPTIONS = {"enable-return-hidden-states": True, **WHOLE_PREFILL["sglang"]}
 
 
 def speculation_for(engine: Engine, experiment: ServedExperiment) -> Speculation | None:
@@ -66,7 +60,10 @@ def measure_engine(
     """
     dtype = settings.evaluate.dtype
     speculations = [speculation_for(engine, experiment) for experiment in experiments]
-    target = Target.load(paths.TARGET, getattr(torch, dtype), device)
+    exact = dtype == "float32"  # else differences are rounding's, and say nothing: the native engine is idle
+    target = Target.load(paths.TARGET, getattr(torch, dtype), device if exact else "cpu")
+    if exact:
+        settle(target)
     bench, prompts = Bench(target, paths.DRAFTS, target.dtype), _prompts(settings, target)
     earlier = read_part(paths.SERVING, engine)
     part = {**_conditions(settings, engine, len(prompts)), "hidden_state_difference": None, "experiments": []}
@@ -77,9 +74,10 @@ def measure_engine(
         for experiment, speculation in zip(experiments, speculations, strict=True):
             name = experiment.name
             try:
-                url = servers.url(name, speculation, experiment.compile, _WHOLE_PREFILL[engine])
+                url = servers.url(name, speculation, experiment.compile, WHOLE_PREFILL[engine])
                 with servers.explaining(name):
-                    row = _measure(settings, engine, url, experiment, speculation, prompts, bench)
+                    native = native_decoder(bench, speculation) if exact else None
+                    row = _measure(settings, engine, url, experiment, speculation, prompts, native)
                 part["version"] = row.pop("version")
             except ValueError as error:
                 print(f"{name} on {engine}: {error}")
@@ -92,7 +90,7 @@ def measure_engine(
                 write_part(paths.SERVING, engine, with_earlier(part, earlier))
         if not part["version"]:
             raise ValueError(f"no experiment could be measured on {engine}; the reasons are above")
-        if dtype == "float32":  # else differences are rounding's, and say nothing
+        if exact:
             try:
                 part["hidden_state_difference"] = _states(engine, experiments, servers, prompts, target)
             except ValueError as error:
@@ -120,7 +118,7 @@ def _conditions(settings: Settings, engine: Engine, prompts: int) -> dict[str, A
         "origin": {
             **describe_run(paths.REPORTS.resolve().parent, f"python experiments/serving.py measure {engine}"),
             # All that servers are started with, as the file has it: a tuple is a list there.
-            "options": json.loads(json.dumps({**own.options, **_WHOLE_PREFILL[engine]})),
+            "options": json.loads(json.dumps({**own.options, **WHOLE_PREFILL[engine]})),
             "urls": sorted(own.urls),  # the experiments whose servers ran already, with options of their own
             "environment": sorted(own.environment),
             "target": hash_tree(paths.TARGET),
@@ -158,9 +156,11 @@ def _measure(
     experiment: ServedExperiment,
     speculation: Speculation | None,
     prompts: Prompts,
-    bench: Bench,
+    native: Decoder | None,
 ) -> dict[str, Any]:
-    """One experiment on a running server: every level of concurrency, the counters, the agreement."""
+    """One experiment on a running server: every level of concurrency, the counters, the agreement with the
+    native engine where there is one to compare with.
+    """
     wanted, client = settings.serving, Client(engine, url)
     ids = [item for _, item in prompts]
     lengths = [len(item) for item in ids]
@@ -187,9 +187,9 @@ def _measure(
         "tree": None if speculation is None else speculation.tree,
         "compile": experiment.compile,
         "levels": levels,
-        "agreement": agree(
-            native_decoder(bench, speculation), prompts, single, wanted.max_new_tokens
-        ).as_dict(),
+        "agreement": None
+        if native is None
+        else agree(native, prompts, single, wanted.max_new_tokens).as_dict(),
     }
     # The average of a server that ran before is of other requests, too.
     if engine == "sglang" and speculation is not None and experiment.name not in settings.serving.sglang.urls:
@@ -235,10 +235,13 @@ def _line(row: dict[str, Any]) -> str:
     tau = "" if first["tau"] is None else f"  tau {first['tau']:.2f}"
     each = first["time_per_output_token_ms"]
     then = "" if each is None else f", then {each['median']:.1f} ms a token"
-    return (
-        f"{row['name']:<16} first token {first['time_to_first_token_ms']['median']:.0f} ms{then}{tau}; "
-        f"tokens as here: {agreement['tokens_equal']}, rounds: {agreement['acceptance_equal']}"
+    compared = (
+        "not compared with the native engine, which float32 alone allows"
+        if agreement is None
+        else f"tokens as here: {agreement['tokens_equal']}, rounds: {agreement['acceptance_equal']}"
     )
+    took = first["time_to_first_token_ms"]["median"]
+    return f"{row['name']:<16} first token {took:.0f} ms{then}{tau}; {compared}"
 
 
 def _track(settings: Settings, engine: Engine, result: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -19,9 +20,17 @@ from eagle3.serving.identity import check_service
 from eagle3.serving.server import RunningServer, ServerError, ended_by_signals, free_port, launch
 
 # What installs an engine, and its option for the share of a GPU's memory that a server takes.
-_PACKAGES: dict[Engine, str] = {"sglang": "sglang==0.5.23", "vllm": "vllm"}
+_PACKAGES: dict[Engine, str] = {"sglang": "sglang==0.5.23", "vllm": "vllm==0.32.0"}
 _MEMORY: dict[Engine, str] = {"sglang": "mem-fraction-static", "vllm": "gpu-memory-utilization"}
+_VLLM_SHARE = 0.92  # that vLLM takes where it is not told
+# What keeps a server from answering a prompt out of its prefix cache: every time is then of a whole prefill.
+WHOLE_PREFILL: dict[Engine, dict[str, Option]] = {
+    "sglang": {"disable-radix-cache": True},
+    "vllm": {"enable-prefix-caching": False},
+}
 _MOST_MEMORY = 0.95  # of a GPU, that servers may take together: their graphs need some beside
+# Of SGLang's attention kernels on a GPU, those that take float32: the ones it chooses itself take 16 bits.
+_FLOAT32_ATTENTION: dict[str, Option] = {"attention-backend": "triton"}
 _TRIAL = "trial"  # what a sweep calls the server of the moment
 
 
@@ -76,29 +85,39 @@ class Servers(AbstractContextManager["Servers"]):
             ValueError: with the option to change and a value that fits.
         """
         count = sum(name not in self._own.urls for name in names)
-        on_gpu = torch.cuda.is_available() and self._options.get("device", "cuda") == "cuda"
-        if count < 2 or not on_gpu:
+        if not self.on_gpu or not count:
             return
-        key = _MEMORY[self._engine]
+        key, most = _MEMORY[self._engine], _MOST_MEMORY
         share = self._options.get(key)
-        if not isinstance(share, int | float) or count * share > _MOST_MEMORY:
+        if self._engine == "vllm":  # of all there is, whatever is taken; SGLang's is of what is free
+            share = _VLLM_SHARE if share is None else share
+            most -= _taken()
+        elif count == 1:
+            return
+        if not isinstance(share, int | float) or count * share > most:
             raise ValueError(
-                f"serving.{self._engine}.options.{key} is {share}, the share of the GPU's memory that each "
-                f"server takes, and {count} servers run at the same time: set it to "
-                f"{int(100 * _MOST_MEMORY / count) / 100} or less where the model fits into that, name "
+                f"serving.{self._engine}.options.{key} is {share}, the share of the GPU's memory that a "
+                f"server takes, and of {count} at the same time each finds {most / count:.2f}: set it to "
+                f"{int(100 * most / count) / 100} or less where the model fits into that, name "
                 f"servers on other GPUs in serving.{self._engine}.urls, or compare fewer at once"
             )
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the servers that are started here run on a GPU."""
+        return torch.cuda.is_available() and self._options.get("device", "cuda") == "cuda"
 
     def url(
         self,
         name: str,
         speculation: Speculation | None,
-        compiled: bool = False,
+        compiled: bool | None = False,
         options: Mapping[str, Option] | None = None,
     ) -> str:
         """The URL of a server that serves this, started now unless params.yaml names one that runs.
 
         Args:
+            compiled: through torch.compile; None: as the engine does by itself.
             options: beside those of params.yaml.
 
         Raises:
@@ -113,7 +132,8 @@ class Servers(AbstractContextManager["Servers"]):
             raise ValueError(f"{paths.TARGET} holds no model: prepare the target first: dvc repro target")
         self.stop(name)  # of an earlier trial
         self.check_memory([name, *self._started])
-        if shutil.which(self._own.python) is None:
+        python = shutil.which(self._own.python)
+        if python is None:
             folder = f".venv-{self._engine}"
             raise ValueError(
                 f"serving.{self._engine}.python: {self._own.python} does not exist, or cannot be run; the "
@@ -123,12 +143,14 @@ class Servers(AbstractContextManager["Servers"]):
         port = self._port()
         words = command(
             self._engine,
-            Path(self._own.python),
+            Path(python),
             service,
             self._settings.host,
             port,
-            {**self._options, **self._memory(), **(options or {})},
+            {**self._attention(), **self._options, **self._memory(), **(options or {})},
         )
+        # The tools of the engine's environment (ninja, for kernels made on the spot) are found on the path.
+        tools = os.pathsep.join([str(Path(python).absolute().parent), os.environ.get("PATH", os.defpath)])
         print(f"starting {self._engine} for {name} on port {port}", flush=True)
         with ExitStack() as stack:
             server = stack.enter_context(
@@ -137,7 +159,7 @@ class Servers(AbstractContextManager["Servers"]):
                     self._settings.host,
                     port,
                     self._logs / f"{self._engine}-{name.replace('/', '-')}.log",  # a tree is called 2/3/6
-                    environment=self._own.environment,
+                    environment={"PATH": tools, **self._own.environment},
                     timeout=self._settings.start_timeout,
                 )
             )
@@ -180,6 +202,13 @@ class Servers(AbstractContextManager["Servers"]):
             port += 1
         return port
 
+    def _attention(self) -> dict[str, Option]:
+        return (
+            _FLOAT32_ATTENTION
+            if self._engine == "sglang" and self._dtype == "float32" and self.on_gpu
+            else {}
+        )
+
     def _memory(self) -> dict[str, Option]:
         """SGLang takes its share of what is free, so that a later server asks for more to get the same."""
         key = _MEMORY[self._engine]
@@ -188,3 +217,9 @@ class Servers(AbstractContextManager["Servers"]):
             return {}
         left = 1 - len(self._started) * share
         return {key: round(share / left, 3)} if left > share else {}
+
+
+def _taken() -> float:
+    """The share of the GPU's memory that is taken now, by the native engine's target above all."""
+    free, total = torch.cuda.mem_get_info()
+    return 1.0 - float(free) / float(total)

@@ -12,7 +12,7 @@ from eagle3.config.sections import Engine
 from eagle3.measure.records import changed_keys
 from eagle3.provenance import write_yaml
 from eagle3.serving.bench import speculation_of
-from eagle3.serving.engines import sglang_flags
+from eagle3.serving.engines import speculative_flags
 from eagle3.tuning.finalists import Outcome
 from eagle3.tuning.space import Configuration
 
@@ -27,12 +27,15 @@ class BestParameters:
 
 
 def winner_flags(configuration: Configuration, engine: Engine) -> str:
-    """A configuration's draft and tree as flags of SGLang, ready to paste.
+    """A configuration's draft and tree as flags of a server, ready to paste.
 
     Args:
-        engine: that it was measured with.
+        engine: that it was measured with; the flags are vLLM's for that, else SGLang's.
     """
-    flags = sglang_flags(speculation_of(paths.DRAFTS / configuration.draft, **configuration.tree))
+    speculation = speculation_of(paths.DRAFTS / configuration.draft, **configuration.tree)
+    if engine == "vllm":  # which compiles by itself
+        return speculative_flags("vllm", speculation)
+    flags = speculative_flags("sglang", speculation)
     # With a server the whole of it was compiled; natively the draft alone, for which SGLang has no flag.
     compiled = engine == "sglang" and configuration.backend == "compile"
     return f"{flags} --enable-torch-compile" if compiled else flags
@@ -46,11 +49,12 @@ def flags_note(configuration: Configuration) -> str | None:
 
 
 def write_best(
-    path: Path, outcome: Outcome, flags: str, fingerprint: Mapping[str, Any], command: str
+    path: Path, outcome: Outcome, engine: Engine, flags: str, fingerprint: Mapping[str, Any], command: str
 ) -> None:
     """Write the winner; there must be one.
 
     Args:
+        engine, flags: as `winner_flags` took and made them.
         fingerprint: "machine", "target" and "draft" that the times belong to.
         command: what made the file.
     """
@@ -66,7 +70,7 @@ def write_best(
             "beats_default": outcome.beats_default,
             "summary": outcome.summary,
             "params": winner.configuration.as_dict(),
-            "sglang": flags,
+            ("vllm" if engine == "vllm" else "sglang"): flags,
             **({"sglang_note": note} if (note := flags_note(winner.configuration)) else {}),
             "held_out": {
                 key: row[key] for key in ("speedup", "speedup_low", "speedup_high", "tau", "prompts")

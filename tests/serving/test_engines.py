@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from eagle3.serving.engines import Engine, Service, Speculation, as_flags, command, sglang_flags, translate
+from eagle3.serving.engines import (
+    Engine,
+    Service,
+    Speculation,
+    as_flags,
+    command,
+    speculative_flags,
+    translate,
+)
 
 TREE = Speculation("eagle3", Path("models/drafts/eagle3"), 2, 3, 6)
 CHAIN = Speculation("eagle", Path("models/drafts/eagle"), 3, 1, 4)
@@ -28,10 +37,16 @@ def test_sglang_is_told_all_of_the_tree_together() -> None:
 
 
 def test_flags_ready_to_paste_name_the_algorithm_by_the_family() -> None:
-    assert sglang_flags(CHAIN) == (
+    assert speculative_flags("sglang", CHAIN) == (
         "--speculative-algorithm EAGLE --speculative-draft-model-path models/drafts/eagle "
         "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4"
     )
+
+
+def test_flags_of_vllm_survive_a_shell() -> None:
+    flag, config = shlex.split(speculative_flags("vllm", CHAIN))
+    assert flag == "--speculative-config"
+    assert json.loads(config)["num_speculative_tokens"] == 3
 
 
 def test_vanilla_has_no_speculative_option() -> None:
@@ -49,6 +64,9 @@ def test_vllm_takes_the_chain_as_json_and_compiles_where_it_is_asked() -> None:
     assert "--enforce-eager" not in words
     assert words[words.index("--per-request-spec-decode-metrics") + 1] == "detailed"
     assert "--enforce-eager" in command("vllm", Path("python"), Service(TARGET, "float32"), "h", 1, {})
+    itself = Service(TARGET, "float32", compiled=None)
+    assert "--enforce-eager" not in command("vllm", Path("python"), itself, "h", 1, {})
+    assert "--enable-torch-compile" not in command("sglang", Path("python"), itself, "h", 1, {})
 
 
 def test_vllm_refuses_a_tree_and_an_eagle_draft_before_anything_starts() -> None:
@@ -74,6 +92,24 @@ def test_a_draft_that_an_engine_would_compute_otherwise_is_refused(tmp_path: Pat
         with pytest.raises(ValueError, match="reads the final state alone"):
             words(engine, eagle_config={"use_aux_hidden_state": False})
         assert words(engine, eagle_config={"use_aux_hidden_state": True})
+
+
+def test_a_draft_of_the_last_layers_output_is_refused(tmp_path: Path) -> None:
+    """transformers' last state is the normed one, which this project reads; the engines hand over another."""
+    folder, target = tmp_path / "draft", tmp_path / "target"
+    folder.mkdir()
+    target.mkdir()
+    (target / "config.json").write_text(json.dumps({"num_hidden_layers": 30}))
+    engines: tuple[Engine, ...] = ("sglang", "vllm")
+    for layers, fits in (([15, 22, 29], True), ([15, 22, 30], False)):
+        (folder / "config.json").write_text(json.dumps({"eagle_aux_hidden_state_layer_ids": layers}))
+        service = Service(target, "float32", Speculation("eagle3", folder, 3, 1, 4))
+        for engine in engines:
+            if fits:
+                assert command(engine, Path("python"), service, "h", 1, {})
+            else:
+                with pytest.raises(ValueError, match="output of the target's last layer"):
+                    command(engine, Path("python"), service, "h", 1, {})
 
 
 def test_vllm_switches_are_turned_off_by_their_negation() -> None:

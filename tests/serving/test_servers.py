@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -97,7 +98,7 @@ def test_an_evaluation_is_told_how_the_servers_are_started(engine: Path, tiny_ta
             chosen = settings(engine, sglang={"options": options, "environment": {"KEY": "secret"}})
             described.append(ServedBench.start(chosen, "sglang", tiny_target, stack).describe())
     assert described[0] != described[1]
-    assert described[1]["serving"]["options"] == {"max-running-requests": 2}
+    assert described[1]["serving"]["options"]["max-running-requests"] == 2
     assert "secret" not in json.dumps(described)
 
 
@@ -164,19 +165,20 @@ def test_servers_that_do_not_fit_the_gpu_together_are_refused(
     engine: Path, tiny_target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    tiny_target.device = torch.device("cpu")
     names = ["vanilla", "eagle3", "eagle"]
 
     def servers(**options: Any) -> Servers:
         return Servers(settings(engine, sglang={"options": options}), "sglang")
 
-    with pytest.raises(ValueError, match=r"options\.mem-fraction-static is 0\.8.*3 servers .* 0\.31 or less"):
+    with pytest.raises(ValueError, match=r"options\.mem-fraction-static is 0\.8.*of 3 at .* 0\.31 or less"):
         servers(**{"mem-fraction-static": 0.8}).check_memory(names)
     with pytest.raises(ValueError, match="mem-fraction-static is None"):
         servers().check_memory(names)
     servers(**{"mem-fraction-static": 0.31}).check_memory(names)
     servers(**{"mem-fraction-static": 0.8}).check_memory(names[:1])
     servers(device="cpu").check_memory(names)
-    with pytest.raises(ValueError, match="5 servers"):  # a sweep with three finalists
+    with pytest.raises(ValueError, match="of 5 at"):  # a sweep with three finalists
         ServedBench.start(settings(engine), "sglang", tiny_target, ExitStack())
     elsewhere = {"options": {"mem-fraction-static": 0.8}, "urls": dict.fromkeys(names[:2], "http://h:1")}
     Servers(settings(engine, sglang=elsewhere), "sglang").check_memory(names)
@@ -185,8 +187,48 @@ def test_servers_that_do_not_fit_the_gpu_together_are_refused(
         two.url("trial", None)
         shares = [told(LOGS / f"sglang-{name}.log", "--mem-fraction-static") for name in ("vanilla", "trial")]
         assert shares == ["0.4", "0.667"], "of what the first leaves, so that both have the same"
-        with pytest.raises(ValueError, match="3 servers"):
+        with pytest.raises(ValueError, match="of 3 at"):
             two.url("another", None)
+
+
+def test_a_vllm_server_takes_its_share_of_all_memory_whatever_is_taken(
+    engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside a target of a quarter of the GPU it dies at its start with the share that it takes by itself."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (60, 80))
+
+    def servers(**options: Any) -> Servers:
+        return Servers(settings(engine, vllm={"options": options}), "vllm")
+
+    with pytest.raises(ValueError, match=r"utilization is 0\.92.* of 1 at .* set it to 0\.7 or less"):
+        servers().check_memory(["vanilla"])
+    servers(**{"gpu-memory-utilization": 0.7}).check_memory(["vanilla"])
+    with pytest.raises(ValueError, match=r"of 2 at .* 0\.35 or less"):
+        servers(**{"gpu-memory-utilization": 0.7}).check_memory(["vanilla", "eagle3"])
+
+
+def test_a_server_finds_the_tools_of_its_own_environment(engine: Path) -> None:
+    """SGLang and FlashInfer call ninja by name, which is installed beside the engine's Python alone."""
+    with Servers(settings(engine), "sglang") as servers:
+        servers.url("vanilla", None)
+        process = psutil.Process(int(told(LOGS / "sglang-vanilla.log", "pid")))
+        assert process.environ()["PATH"].split(os.pathsep)[0] == str(engine.parent)
+
+
+def test_on_a_gpu_float32_gets_kernels_that_take_it_and_nothing_is_kept_from_compiling(
+    engine: Path, tiny_target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for options, backend in (({}, "triton"), ({"attention-backend": "x"}, "x"), ({"device": "cpu"}, None)):
+        with Servers(settings(engine, sglang={"options": options}), "sglang") as servers:
+            ServedBench(tiny_target, Path("drafts"), "sglang", servers, {}).vanilla()
+            log = LOGS / "sglang-vanilla.log"
+            assert "--disable-radix-cache" in log.read_text(), "a prefill out of the cache is none"
+            if backend is None:
+                assert "--attention-backend" not in log.read_text()
+            else:
+                assert told(log, "--attention-backend") == backend
 
 
 def test_a_drafts_family_is_read_without_its_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,7 +120,7 @@ def test_best_parameters_are_read_back_for_the_same_machine_and_draft_only(tmp_p
         table(seconds, [value * 1.2 for value in seconds]),
         0,
     )
-    write_best(path, outcome, "--speculative-algorithm EAGLE3", MARKS, "python experiments/sweep.py")
+    write_best(path, outcome, "native", "--flags", MARKS, "python experiments/sweep.py")
     best = read_best(path, MARKS)
     assert (best.configuration, best.tuned) == (TUNED, True)
     TreeShape(**best.configuration.tree)
@@ -137,11 +137,14 @@ def test_best_parameters_are_read_back_for_the_same_machine_and_draft_only(tmp_p
 
 def test_flags_compile_a_server_that_was_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eagle3.tuning.best.speculation_of", lambda folder, **tree: (folder.name, tree))
-    monkeypatch.setattr("eagle3.tuning.best.sglang_flags", lambda speculation: f"--flags {speculation[0]}")
+    monkeypatch.setattr(
+        "eagle3.tuning.best.speculative_flags", lambda engine, speculation: f"--{engine} {speculation[0]}"
+    )
     compiled = replace(TUNED, backend="compile")
-    assert winner_flags(TUNED, "sglang") == "--flags eagle3"
-    assert winner_flags(compiled, "sglang") == "--flags eagle3 --enable-torch-compile"
-    assert winner_flags(compiled, "native") == "--flags eagle3"  # there the draft alone was
+    assert winner_flags(TUNED, "sglang") == "--sglang eagle3"
+    assert winner_flags(compiled, "sglang") == "--sglang eagle3 --enable-torch-compile"
+    assert winner_flags(compiled, "native") == "--sglang eagle3"  # there the draft alone was
+    assert winner_flags(compiled, "vllm") == "--vllm eagle3"  # it compiles by itself
 
 
 def test_confidence_is_noted_beside_the_flags_that_cannot_say_it(tmp_path: Path) -> None:
@@ -152,6 +155,6 @@ def test_confidence_is_noted_beside_the_flags_that_cannot_say_it(tmp_path: Path)
     ):
         tuned = Finalist("2/1/3", replace(TUNED, confidence=confidence), True)
         outcome = decide([tuned], [result("2/1/3", 1.6)], table([1.0], [1.0]), 0)
-        write_best(path, outcome, "--flags", MARKS, "python experiments/sweep.py")
+        write_best(path, outcome, "native", "--flags", MARKS, "python experiments/sweep.py")
         found = yaml.safe_load(path.read_text()).get("sglang_note")
         assert found is None if note is None else found.startswith(note)
