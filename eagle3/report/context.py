@@ -27,7 +27,8 @@ def context_blocks(context: Mapping[str, Any]) -> list[Block]:
         ),
         note=(
             f"Joined articles to summarise, {context['prompts']} prompts a length, {context['tokens']} new "
-            f"tokens, greedy, all outputs vanilla's. Longer: than the longest training row, {limit} tokens."
+            "tokens, greedy, in float32 all outputs vanilla's. Longer: than the longest training row, "
+            f"{limit} tokens."
         ),
     )
     return [*(Paragraph(text, Tone.WARNING) for text in collapses(taus, limit)), table]

@@ -8,7 +8,7 @@ from matplotlib.ticker import MaxNLocator
 
 from eagle3.report.formats import temperature_text
 from eagle3.report.inputs import Inputs, Row
-from eagle3.report.style import NEUTRAL, TEXT, WIDTH, colour_of, subplots
+from eagle3.report.style import NEUTRAL, TEXT, WIDTH, colour_of, line_of, subplots
 from eagle3.report.tables import ALL, PARTS, context_name, speculative, task_name
 
 PART_COLOURS = {
@@ -90,16 +90,11 @@ def depth(inputs: Inputs, temperature: float) -> Canvas:
     canvas, (left, right) = subplots(1, 2, WIDTH, 3.4)
     for row in rows:
         rates = row["acceptance_by_depth"]
-        left.plot(
-            range(len(rates)),
-            rates,
-            "o-",
-            color=colour_of(row["method"], inputs.methods),
-            label=row["method"],
-        )
+        line = line_of(row["method"], inputs.methods)
+        left.plot(range(len(rates)), rates, label=row["method"], **line)
         counts = row["acceptance_histogram"]
         shares = [count / row["rounds"] for count in counts[1:]]
-        right.plot(range(1, len(counts)), shares, "o-", color=colour_of(row["method"], inputs.methods))
+        right.plot(range(1, len(counts)), shares, **line)
     left.set_title("Acceptance given all earlier accepted", loc="left")
     left.set_xlabel("draft depth")
     left.set_ylim(0, 1.03)
@@ -122,12 +117,8 @@ def context(inputs: Inputs, temperature: float) -> Canvas:
     for row in rows:
         found = {item["low"]: item["tau"] for item in row["tau_by_context"]}
         points = [(edges.index(low), tau) for low, tau in sorted(found.items())]
-        axis.plot(
-            *zip(*points, strict=True),
-            "o-",
-            color=colour_of(row["method"], inputs.methods),
-            label=row["method"],
-        )
+        line = line_of(row["method"], inputs.methods)
+        axis.plot(*zip(*points, strict=True), label=row["method"], **line)
     axis.set_xticks(range(len(edges)), [context_name(low, highs[low]) for low in edges])
     axis.set_xlabel("tokens in context when the round began")
     axis.set_ylabel("τ")

@@ -6,7 +6,7 @@ from typing import Any
 from matplotlib.figure import Figure as Canvas
 
 from eagle3.report.blocks import Table, cells
-from eagle3.report.formats import MARKS_NOTE, number, speedup_cell
+from eagle3.report.formats import MARKS_NOTE, MISSING, number, speedup_cell
 from eagle3.report.style import COLOURS, NEUTRAL, WIDTH, subplots
 
 
@@ -21,6 +21,30 @@ def scaling_table(results: Sequence[Mapping[str, Any]]) -> Table:
             for row in ordered
         ),
         note=MARKS_NOTE,
+    )
+
+
+def chain_depth_table(results: Sequence[Mapping[str, Any]]) -> Table:
+    """Acceptance by depth of chains (n-α), each method at its largest amount of data."""
+    most = {
+        row["method"]: row["train_tokens"] for row in sorted(results, key=lambda row: row["train_tokens"])
+    }
+    rows = [row for row in results if row["train_tokens"] == most[row["method"]]]
+    depths = max(len(row["acceptance_by_depth"]) for row in rows)
+    return Table(
+        caption="Acceptance of a chain's drafts by depth (n-α), given that all before were accepted",
+        columns=("Method", "Training tokens", *(f"{depth}-α" for depth in range(depths))),
+        rows=tuple(
+            cells(
+                [
+                    row["method"],
+                    f"{row['train_tokens']:,}",
+                    *(f"{rate:.1%}" for rate in row["acceptance_by_depth"]),
+                    *[MISSING] * (depths - len(row["acceptance_by_depth"])),
+                ]
+            )
+            for row in rows
+        ),
     )
 
 

@@ -13,7 +13,7 @@ from eagle3.report.losslessness import lossless_table, seeded_table
 from eagle3.report.method import how_measured, machine_table, setting_table, subject_table
 from eagle3.report.pairs import pairs_table
 from eagle3.report.provenance import provenance_paragraphs
-from eagle3.report.scaling import scaling_figure, scaling_table
+from eagle3.report.scaling import chain_depth_table, scaling_figure, scaling_table
 from eagle3.report.serving import (
     server_averages,
     serving_agreement_table,
@@ -233,14 +233,19 @@ def _scaling(inputs: Inputs, draw: Draw) -> Section:
         "scaling", "τ and decode speedup against training data.", "The table below.", scaling_figure(results)
     )
     provenance = provenance_paragraphs(inputs, inputs.scaling)
-    return Section("scaling", "More training data", (*provenance, figure, scaling_table(results)))
+    tables = scaling_table(results), chain_depth_table(results)
+    return Section("scaling", "More training data", (*provenance, figure, *tables))
 
 
 def _sweep(inputs: Inputs, draw: Draw) -> Section:
     if inputs.sweep is None:
         return Section("sweep", "Sweep", ())
     blocks: list[Block] = list(
-        provenance_paragraphs(inputs, inputs.sweep.get("identity", {}), same_drafts=True)
+        provenance_paragraphs(
+            inputs,
+            {**inputs.sweep.get("identity", {}), "origin": inputs.sweep.get("origin")},
+            same_drafts=True,
+        )
     )
     if inputs.sweep.get("summary"):
         blocks.append(Paragraph(inputs.sweep["summary"]))

@@ -27,6 +27,7 @@ COLOURS = (
     "#a0745a",
 )
 NEUTRAL = "#8a8f98"
+_LINES = (("o", "-"), ("s", "--"), ("^", ":"))
 # Stands for the colour of text: black in PNG, the page's own in SVG.
 TEXT = "#010203"
 # Of every figure, in inches: the width of the page's text at 96 dots an inch.
@@ -61,6 +62,14 @@ def colour_of(name: str, names: Sequence[str]) -> str:
     """The colour of a method: grey for vanilla, the others in the order of the evaluation."""
     drafting = [item for item in names if item not in ("vanilla", "vanilla-aa")]
     return COLOURS[drafting.index(name) % len(COLOURS)] if name in drafting else NEUTRAL
+
+
+def line_of(name: str, names: Sequence[str]) -> dict[str, Any]:
+    """Colour, marker and dashes of a method's line: those beyond the last colour differ by the latter two."""
+    drafting = [item for item in names if item not in ("vanilla", "vanilla-aa")]
+    turn = drafting.index(name) // len(COLOURS) if name in drafting else 0
+    marker, dashes = _LINES[turn % len(_LINES)]
+    return {"color": colour_of(name, names), "marker": marker, "linestyle": dashes}
 
 
 @contextmanager

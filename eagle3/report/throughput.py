@@ -26,7 +26,7 @@ def throughput_table(throughput: Mapping[str, Any]) -> Table:
         rows=rows,
         note=(
             f"Medians of {throughput['repeats']} interleaved repeats, lowest and highest ratio in brackets; "
-            f"the same prompts for every size, {throughput['tokens']} tokens each, greedy, equal tokens "
-            "checked."
+            f"the same prompts for every size, {throughput['tokens']} tokens each, greedy; in float32 "
+            "equal tokens are checked."
         ),
     )

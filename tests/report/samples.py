@@ -108,7 +108,13 @@ def write_optional(reports: Path) -> None:
         row(name, task, value) for name, value in variants.items() for task in ("mt_bench", "gsm8k", "all")
     ]
     scaling = [
-        row(method, task, offset + gain * index, train_tokens=50_000 * 2**index)
+        row(
+            method,
+            task,
+            offset + gain * index,
+            train_tokens=50_000 * 2**index,
+            acceptance_by_depth=[0.5 + gain, 0.25 + gain],
+        )
         for method, gain in (("eagle", 0.06), ("eagle3", 0.14))
         for index in range(5)
         for task, offset in (("mt_bench", 0.5), ("gsm8k", 1.5), ("all", 1.0))

@@ -19,6 +19,7 @@ from eagle3.report.markdown import table
 from eagle3.report.pairs import pairs_table
 from eagle3.report.provenance import provenance_paragraphs
 from eagle3.report.scaling import compact
+from eagle3.report.style import line_of
 from eagle3.report.sweep import pareto_front
 from eagle3.report.training import thin, training_series, training_table
 from tests.report.samples import write_evaluation, write_history, write_optional
@@ -73,14 +74,14 @@ def test_methods_are_compared_with_each_other(full: Path) -> None:
     assert re.search(r"\| eagle3 \| eagle \| T = 0 \(greedy\) \| 1\.\d+× .*\| wins \|", text)
 
 
-@pytest.mark.parametrize("again", [1.03, 0.97])
+@pytest.mark.parametrize("again", [1.0, 1.03, 0.97])
 @pytest.mark.parametrize(
     ("low", "high", "verdict"),
     [
-        (1.04, 1.2, "wins"),
-        (1.02, 1.2, "not told apart"),
-        (0.8, 0.98, "not told apart"),
-        (0.8, 0.96, "loses"),
+        (1.06, 1.2, "wins"),
+        (1.04, 1.2, "not told apart"),
+        (0.8, 0.96, "not told apart"),
+        (0.8, 0.94, "loses"),
         (None, None, "not told apart"),
     ],
 )
@@ -99,6 +100,58 @@ def test_a_difference_counts_beyond_that_of_vanilla_from_itself(
     compared = pairs_table(inputs)
     assert compared is not None
     assert compared.rows[0][-1].text == verdict
+
+
+def test_a_difference_counts_beyond_a_baseline_that_moved_further() -> None:
+    pair = {"method": "a", "over": "b", "temperature": 0.0, "speedup": 1.1, "speedup_low": 1.07}
+    inputs = Inputs(
+        evaluation={"pairs": [{**pair, "speedup_high": 1.2}]},
+        per_prompt=pd.DataFrame(),
+        training={},
+        target={},
+        drafts={},
+        results=[{"method": "vanilla-aa", "task": "all", "temperature": 0.0, "speedup": 1.08}],
+    )
+    compared = pairs_table(inputs)
+    assert compared is not None
+    assert compared.rows[0][-1].text == "not told apart"
+
+
+def test_a_studys_reservations_code_and_dtype_are_said(full: Path) -> None:
+    """ "With the reservations below" was followed by none, and by nothing of how its drafts were held."""
+    inputs = read_inputs(full, {}, {}, {}, "make repro")
+    inputs.evaluation["settings"]["subject"]["draft_dtype"] = "int8"
+    said = [
+        paragraph.text
+        for paragraph in provenance_paragraphs(
+            inputs,
+            {
+                "verdict": {
+                    "summary": "Trusted with the reservations below.",
+                    "checks": [
+                        {"level": "warning", "sentence": "Only 3 prompts."},
+                        {"level": "ok", "sentence": "-"},
+                    ],
+                },
+                "settings": {
+                    "subject": {"draft_dtype": "bfloat16"},
+                    "origin": {"command": "make studies", "commit": "fedcba9876543210", "dirty": True},
+                },
+            },
+        )
+    ]
+    assert said == [
+        "Trusted with the reservations below.",
+        "Only 3 prompts.",
+        "Measured on another dtype of the drafts (bfloat16) than the evaluation above.",
+        "Command: make studies (at commit fedcba987654, with changes that no commit holds)",
+    ]
+
+
+def test_every_method_has_a_line_of_its_own() -> None:
+    methods = ["vanilla", "vanilla-aa", *(f"method {number}" for number in range(25))]
+    lines = {tuple(line_of(name, methods).values()) for name in methods[2:]}
+    assert len(lines) == 25
 
 
 def test_what_differs_of_another_machine_is_named(full: Path) -> None:
