@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from eagle3.measure.verdict import reservations
 from eagle3.report.blocks import Paragraph, Tone
 from eagle3.report.inputs import Inputs
 from eagle3.report.tables import flatten
@@ -24,7 +23,8 @@ def provenance_paragraphs(
     verdict = result.get("verdict")
     if verdict:
         yield Paragraph(verdict["summary"])
-        yield from (Paragraph(sentence) for sentence in reservations(verdict))
+        reserved = (check for check in verdict["checks"] if check["level"] in ("failure", "warning"))
+        yield from (Paragraph(check["sentence"]) for check in reserved)
     evaluation = inputs.evaluation
     mine, theirs = evaluation["settings"]["subject"], result.get("settings", {}).get("subject", result)
     differs = []
