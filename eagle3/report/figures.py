@@ -104,7 +104,7 @@ def depth(inputs: Inputs, temperature: float) -> Canvas:
     right.set_ylabel("share of rounds")
     right.set_ylim(bottom=0)
     right.xaxis.set_major_locator(MaxNLocator(integer=True))
-    canvas.legend(loc="outside lower center", ncols=min(len(rows), 5))
+    canvas.legend(loc="outside lower center", ncols=min(len(rows), 4))
     return canvas
 
 
@@ -123,7 +123,7 @@ def context(inputs: Inputs, temperature: float) -> Canvas:
     axis.set_xlabel("tokens in context when the round began")
     axis.set_ylabel("τ")
     axis.set_ylim(bottom=1)
-    canvas.legend(loc="outside lower center", ncols=min(len(rows), 5))
+    canvas.legend(loc="outside lower center", ncols=min(len(rows), 4))
     return canvas
 
 
