@@ -4,8 +4,14 @@ import json
 
 from cli import choose_device, read_settings, run_in_words, stage_parser
 from eagle3 import paths
+from eagle3.config import Settings
 from eagle3.provenance import hash_stage_code, hash_tree
 from eagle3.tracking import Tracker
+
+
+def device_of(settings: Settings) -> str:
+    """Where the target is loaded. If servers answer, its tokenizer alone is asked: they may fill the GPU."""
+    return "cpu" if settings.regenerate.endpoints else choose_device()
 
 
 def main() -> None:
@@ -29,7 +35,8 @@ def main() -> None:
     tracker = Tracker.open(settings)
     with tracker.run("regenerate", "regenerate") as run:
         run.log_dataset("prompts", paths.PROMPTS, "regeneration")
-        target = Target.load(paths.TARGET, getattr(torch, settings.regenerate.dtype), choose_device())
+        dtype = getattr(torch, settings.regenerate.dtype)
+        target = Target.load(paths.TARGET, dtype, device_of(settings))
         manifest = regenerate(
             target,
             prompts,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import runpy
 import threading
 import time
 from collections.abc import Generator, Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from eagle3.config import parse_settings
 from eagle3.data import chat, endpoints, regenerate
@@ -25,7 +27,8 @@ from eagle3.parameters import SettingsError, merge, read_profile
 from tests.data.served import Server, serving
 from tests.data.test_regenerate import PROMPTS, Workspace
 
-PROFILES = Path(__file__).parents[2] / "profiles"
+ROOT = Path(__file__).parents[2]
+PROFILES = ROOT / "profiles"
 GREEDY = Sampling()
 REQUESTS = [
     Request(
@@ -33,6 +36,20 @@ REQUESTS = [
     )
     for index in range(10)
 ]
+
+
+def test_servers_that_answer_have_the_gpu_for_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice the target does not fit a card of its size."""
+    monkeypatch.syspath_prepend(ROOT / "experiments")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    device_of = runpy.run_path(str(ROOT / "experiments" / "regenerate.py"), run_name="regenerate")[
+        "device_of"
+    ]
+    for urls, device in (([], "cuda"), (["http://127.0.0.1:9"], "cpu")):
+        changes = {"regenerate": {"endpoints": urls, "capture_hidden_states": not urls}}
+        online = {"train": {"hidden_states": "online"}}
+        settings = parse_settings(merge(merge(read_profile("default", PROFILES), changes), online))
+        assert device_of(settings) == device
 
 
 @pytest.fixture(scope="module")
