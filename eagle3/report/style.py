@@ -60,16 +60,20 @@ _STYLE: dict[Any, Any] = {
 
 def colour_of(name: str, names: Sequence[str]) -> str:
     """The colour of a method: grey for vanilla, the others in the order of the evaluation."""
-    drafting = [item for item in names if item not in ("vanilla", "vanilla-aa")]
-    return COLOURS[drafting.index(name) % len(COLOURS)] if name in drafting else NEUTRAL
+    place = _place(name, names)
+    return NEUTRAL if place is None else COLOURS[place % len(COLOURS)]
 
 
 def line_of(name: str, names: Sequence[str]) -> dict[str, Any]:
     """Colour, marker and dashes of a method's line: those beyond the last colour differ by the latter two."""
-    drafting = [item for item in names if item not in ("vanilla", "vanilla-aa")]
-    turn = drafting.index(name) // len(COLOURS) if name in drafting else 0
-    marker, dashes = _LINES[turn % len(_LINES)]
+    marker, dashes = _LINES[(_place(name, names) or 0) // len(COLOURS) % len(_LINES)]
     return {"color": colour_of(name, names), "marker": marker, "linestyle": dashes}
+
+
+def _place(name: str, names: Sequence[str]) -> int | None:
+    """Of a method among those that draft, in the order of the evaluation; None for vanilla."""
+    drafting = [item for item in names if item not in ("vanilla", "vanilla-aa")]
+    return drafting.index(name) if name in drafting else None
 
 
 @contextmanager
