@@ -29,6 +29,7 @@ class TrainSettings(Section):
     warmup_share: Share
     prompt_loss: Annotated[float, Field(ge=0)]
     ema: Share
+    dtype: Literal["float32", "bfloat16"]  # of matrix products; weights and losses are float32
     hidden_states: Literal["online", "captured"]
     validate_every: Count
     validation_tokens: Count

@@ -17,6 +17,48 @@ import torch  # noqa: F401  - loads the OpenMP runtime first, so that the kernel
 
 from eagle3.sources import cache_root
 
+
+class LinearLayer(ctypes.Structure):
+    """`Linear` of decoder.cpp."""
+
+    _fields_ = (
+        ("packed", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("outputs", ctypes.c_int64),
+        ("inputs", ctypes.c_int64),
+        ("dtype", ctypes.c_int64),
+    )
+
+
+class AttentionLayer(ctypes.Structure):
+    """`AttentionLayer` of decoder.cpp."""
+
+    _fields_ = (
+        ("qkv", LinearLayer),
+        ("output", LinearLayer),
+        ("input_norm", ctypes.c_void_p),
+        ("q_norm", ctypes.c_void_p),
+        ("k_norm", ctypes.c_void_p),
+        ("query_heads", ctypes.c_int64),
+        ("kv_heads", ctypes.c_int64),
+        ("head_dim", ctypes.c_int64),
+        ("input_eps", ctypes.c_float),
+        ("head_eps", ctypes.c_float),
+    )
+
+
+class FeedForwardLayer(ctypes.Structure):
+    """`FeedForwardLayer` of decoder.cpp."""
+
+    _fields_ = (
+        ("gate_up", LinearLayer),
+        ("down", LinearLayer),
+        ("norm", ctypes.c_void_p),
+        ("eps", ctypes.c_float),
+    )
+
+
 SOURCE = Path(__file__).with_name("decoder.cpp")
 FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-std=c++17")
 
@@ -68,20 +110,14 @@ def _library_path(compiler: str) -> Path:
 def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     pointer, integer, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
     signatures = {
-        "linear_float32": [pointer] * 4 + [integer] * 3,
-        "linear_bfloat16": [pointer] * 4 + [integer] * 3,
-        "linear_int8": [pointer] * 5 + [integer] * 3,
+        "linear": [pointer] * 3 + [integer],
         "rms_norm": [pointer] * 3 + [integer] * 2 + [real],
-        "swiglu": [pointer] * 2 + [integer] * 2,
-        "attention": [pointer] * 5
-        + [real]
-        + [pointer] * 2
-        + [integer] * 2
-        + [pointer] * 2
-        + [integer, real, pointer]
-        + [integer] * 6,
+        "attention_layer": [pointer] * 7 + [integer] * 2 + [pointer] * 2 + [integer, pointer] + [integer] * 3,
+        "feed_forward_layer": [pointer] * 3 + [integer],
+        "bfloat16_side_by_side": [],
     }
     for name, arguments in signatures.items():
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, None
+    library.bfloat16_side_by_side.restype = integer
     return library

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <vector>
@@ -21,31 +22,84 @@ namespace {
 
 constexpr int PANEL = 16;
 constexpr int LANES = 8;
-constexpr int ROWS_AT_ONCE = 6;  // 12 accumulators of the 16 vector registers
-constexpr int64_t K_BLOCK = 288, LINES_AHEAD = 64;
+#ifdef __AVX512F__
+constexpr int WIDE = 16, ROWS_AT_ONCE = 12;  // 12 accumulators of the 32 vector registers
+#else
+constexpr int WIDE = 8, ROWS_AT_ONCE = 6;  // 12 accumulators of the 16 vector registers
+#endif
+constexpr int64_t K_BLOCK = 288;
 constexpr uint32_t ONE_LINE = 1 << 16;
 typedef float Vector __attribute__((vector_size(LANES * sizeof(float)), aligned(4)));
-typedef uint16_t Half __attribute__((vector_size(LANES * sizeof(uint16_t)), aligned(2)));
 typedef uint32_t Word __attribute__((vector_size(LANES * sizeof(uint32_t))));
-typedef int8_t Byte __attribute__((vector_size(LANES * sizeof(int8_t)), aligned(1)));
 typedef int32_t Integer __attribute__((vector_size(LANES * sizeof(int32_t))));
+// What linear layers are computed in.
+typedef float WideVector __attribute__((vector_size(WIDE * sizeof(float)), aligned(4)));
+typedef uint16_t WideHalf __attribute__((vector_size(WIDE * sizeof(uint16_t)), aligned(2)));
+typedef uint32_t WideWord __attribute__((vector_size(WIDE * sizeof(uint32_t))));
+typedef int8_t WideByte __attribute__((vector_size(WIDE * sizeof(int8_t)), aligned(1)));
+typedef int32_t WideInteger __attribute__((vector_size(WIDE * sizeof(int32_t))));
 
 inline Vector load(const float* p) { return *reinterpret_cast<const Vector*>(p); }
 
+inline WideVector load_wide(const float* p) { return *reinterpret_cast<const WideVector*>(p); }
+
 // bfloat16 is the upper half of a float32: widening is exact.
-inline Vector load(const uint16_t* p) {
-  Word word = __builtin_convertvector(*reinterpret_cast<const Half*>(p), Word) << 16;
-  return (Vector)word;
+inline WideVector load_wide(const uint16_t* p) {
+  return (WideVector)(__builtin_convertvector(*reinterpret_cast<const WideHalf*>(p), WideWord) << 16);
 }
 
-inline Vector load(const int8_t* p) {
-#ifdef __AVX2__  // g++ 12 takes the bytes apart one by one
-  const Integer integers = (Integer)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+inline WideVector load_wide(const int8_t* p) {
+#if defined(__AVX512F__)  // g++ 12 takes the bytes apart one by one
+  const WideInteger integers = (WideInteger)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#elif defined(__AVX2__)
+  const WideInteger integers = (WideInteger)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
 #else
-  const Integer integers = __builtin_convertvector(*reinterpret_cast<const Byte*>(p), Integer);
+  const WideInteger integers = __builtin_convertvector(*reinterpret_cast<const WideByte*>(p), WideInteger);
 #endif
-  return __builtin_convertvector(integers, Vector);
+  return __builtin_convertvector(integers, WideVector);
 }
+
+inline WideVector add_product(WideVector sum, WideVector weights, float x) { return sum + weights * x; }
+
+#ifdef __AVX512BF16__
+// Two bfloat16 of neighbouring k, which the processor multiplies by two others and adds up in one instruction.
+struct Pair {
+  uint16_t even, odd;
+};
+
+inline __m512bh load_wide(const Pair* p) { return (__m512bh)_mm512_loadu_si512(p); }
+
+inline WideVector add_product(WideVector sum, __m512bh weights, Pair x) {
+  int32_t both;
+  std::memcpy(&both, &x, sizeof both);
+  return (WideVector)_mm512_dpbf16_ps((__m512)sum, weights, (__m512bh)_mm512_set1_epi32(both));
+}
+
+// x [rows, K] rounded to bfloat16, as pairs [rows, (K + 1) / 2]; a last odd k has zero beside it.
+inline void round_to_pairs(const float* x, Pair* pairs, int64_t rows, int64_t K) {
+  const int64_t width = (K + 1) / 2;
+#pragma omp parallel for schedule(static) if (rows > 8)
+  for (int64_t r = 0; r < rows; r++) {
+    const float* from = x + r * K;
+    uint16_t* to = reinterpret_cast<uint16_t*>(pairs + r * width);
+    for (int64_t k = 0; k < 2 * width; k += WIDE) {
+      const __mmask16 inside = k + WIDE <= K ? 0xffff : (__mmask16)((1u << (K - k)) - 1);
+      const __mmask16 written = k + WIDE <= 2 * width ? 0xffff : (__mmask16)((1u << (2 * width - k)) - 1);
+      const __m256bh half = _mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(inside, from + k));
+      _mm256_mask_storeu_epi16(to + k, written, (__m256i)half);
+    }
+  }
+}
+#endif
+
+// Room for `count` floats, not set to anything.
+struct Floats {
+  float* data;
+  explicit Floats(int64_t count) : data(static_cast<float*>(std::malloc(count * sizeof(float)))) {}
+  ~Floats() { std::free(data); }
+  Floats(const Floats&) = delete;
+  Floats& operator=(const Floats&) = delete;
+};
 
 inline float sum_lanes(Vector v) {
   return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
@@ -96,42 +150,49 @@ inline Vector exponential(Vector x) {
 //
 // ahead, share: while it computes, the block asks for lines ahead, ahead + share, ahead + 2 share, ... of the stream, with
 // share in units of 1 / ONE_LINE (floating point would take the place of products). Without it, waiting for memory and
-// computing take turns instead of overlapping.
-template <int ROWS, typename Weight>
-inline void block(const float* x, int64_t x_stride, const Weight* panel, float* sums, int64_t k_count, bool first,
+// computing take turns instead of overlapping. One or two rows ask for lines into the first-level cache; with more, their
+// activations fill that, and lines wait in the second.
+constexpr int NEAR_ROWS = 2;
+constexpr int64_t lines_ahead(int64_t rows) { return rows <= NEAR_ROWS ? 64 : 128; }
+
+template <int ROWS, typename Weight, typename Value>
+inline void block(const Value* x, int64_t x_stride, const Weight* panel, float* sums, int64_t k_count, bool first,
                   const Weight* ahead, uint32_t share) {
-  Vector low[ROWS], high[ROWS];
-  for (int r = 0; r < ROWS; r++) {
-    low[r] = first ? Vector{} : load(sums + r * PANEL);
-    high[r] = first ? Vector{} : load(sums + r * PANEL + LANES);
-  }
+  constexpr int PARTS = PANEL / WIDE;
+  WideVector sum[ROWS][PARTS];
+  for (int r = 0; r < ROWS; r++)
+    for (int i = 0; i < PARTS; i++) sum[r][i] = first ? WideVector{} : load_wide(sums + r * PANEL + i * WIDE);
   constexpr int64_t LINE = 64 / (PANEL * sizeof(Weight));  // steps of k in a cache line
   uint64_t line = 0;
   const auto step = [&](int64_t k) {
-    const Vector a = load(panel + k * PANEL), b = load(panel + k * PANEL + LANES);
-    for (int r = 0; r < ROWS; r++) {
-      const float value = x[r * x_stride + k];
-      low[r] += a * value;
-      high[r] += b * value;
+    for (int i = 0; i < PARTS; i++) {
+      const auto weights = load_wide(panel + k * PANEL + i * WIDE);
+      for (int r = 0; r < ROWS; r++) sum[r][i] = add_product(sum[r][i], weights, x[r * x_stride + k]);
     }
   };
   int64_t k = 0;
   for (; k + LINE <= k_count; k += LINE) {
-    __builtin_prefetch(ahead + line / ONE_LINE * (PANEL * LINE), 0, 3);
+    __builtin_prefetch(ahead + line / ONE_LINE * (PANEL * LINE), 0, ROWS <= NEAR_ROWS ? 3 : 2);
     line += share;
     for (int64_t i = 0; i < LINE; i++) step(k + i);
   }
   for (; k < k_count; k++) step(k);
-  for (int r = 0; r < ROWS; r++) {
-    std::memcpy(sums + r * PANEL, &low[r], sizeof(Vector));
-    std::memcpy(sums + r * PANEL + LANES, &high[r], sizeof(Vector));
-  }
+  for (int r = 0; r < ROWS; r++)
+    for (int i = 0; i < PARTS; i++) std::memcpy(sums + r * PANEL + i * WIDE, &sum[r][i], sizeof(WideVector));
 }
 
-//
+// `block` for a number of rows, 1 to ROWS, known only now.
+template <int ROWS, typename Weight, typename Value>
+inline void block_of(int64_t rows, const Value* x, int64_t x_stride, const Weight* panel, float* sums, int64_t k_count,
+                     bool first, const Weight* ahead, uint32_t share) {
+  if constexpr (ROWS > 1)
+    if (rows < ROWS) return block_of<ROWS - 1>(rows, x, x_stride, panel, sums, k_count, first, ahead, share);
+  block<ROWS>(x, x_stride, panel, sums, k_count, first, ahead, share);
+}
+
 // scales [N]: what each output is multiplied by before the bias is added, or null.
-template <typename Weight>
-void linear(const float* x, const Weight* packed, const float* scales, const float* bias, float* y, int64_t M, int64_t N,
+template <typename Weight, typename Value>
+void linear(const Value* x, const Weight* packed, const float* scales, const float* bias, float* y, int64_t M, int64_t N,
             int64_t K) {
   const int64_t panels = (N + PANEL - 1) / PANEL;
   // Rows are computed in groups of nearly equal size. With several groups, a block of k is read from memory by the
@@ -150,18 +211,12 @@ void linear(const float* x, const Weight* packed, const float* scales, const flo
         const Weight* part = panel + k * PANEL;
         for (int64_t group = 0, m = 0; group < groups; group++) {
           const int64_t rows = (M - m) / (groups - group);
-          const float* xm = x + m * K + k;
+          const Value* xm = x + m * K + k;
           float* sums_m = sums.data() + m * PANEL;
-          const int64_t distance = groups > 1 ? count + group * count / groups : LINES_AHEAD * (int64_t)(sizeof(float) / sizeof(Weight));
+          const int64_t line = 64 / (PANEL * (int64_t)sizeof(Weight));  // steps of k
+          const int64_t distance = groups > 1 ? count + group * count / groups : lines_ahead(M) * line;
           const Weight* ahead = part + distance * PANEL;
-          switch (rows) {
-            case 6: block<6>(xm, K, part, sums_m, count, k == 0, ahead, share); break;
-            case 5: block<5>(xm, K, part, sums_m, count, k == 0, ahead, share); break;
-            case 4: block<4>(xm, K, part, sums_m, count, k == 0, ahead, share); break;
-            case 3: block<3>(xm, K, part, sums_m, count, k == 0, ahead, share); break;
-            case 2: block<2>(xm, K, part, sums_m, count, k == 0, ahead, share); break;
-            default: block<1>(xm, K, part, sums_m, count, k == 0, ahead, share); break;
-          }
+          block_of<ROWS_AT_ONCE>(rows, xm, K, part, sums_m, count, k == 0, ahead, share);
           m += rows;
         }
       }
@@ -176,6 +231,30 @@ void linear(const float* x, const Weight* packed, const float* scales, const flo
       }
     }
   }
+}
+
+// What `linear` is given of one layer. dtype: 0 float32, 1 bfloat16, 2 int8.
+struct Linear {
+  const void* packed;
+  const float *scales, *bias;
+  int64_t outputs, inputs, dtype;
+};
+
+// x [M, inputs] -> y [M, outputs].
+void apply(const Linear& layer, const float* x, float* y, int64_t M) {
+  const int64_t N = layer.outputs, K = layer.inputs;
+  switch (layer.dtype) {
+    case 0: return linear(x, static_cast<const float*>(layer.packed), layer.scales, layer.bias, y, M, N, K);
+    case 2: return linear(x, static_cast<const int8_t*>(layer.packed), layer.scales, layer.bias, y, M, N, K);
+  }
+#ifdef __AVX512BF16__  // the processor multiplies bfloat16: x is rounded to it as well, as torch does
+  const Floats room(M * ((K + 1) / 2));
+  Pair* pairs = reinterpret_cast<Pair*>(room.data);
+  round_to_pairs(x, pairs, M, K);
+  linear(pairs, static_cast<const Pair*>(layer.packed), layer.scales, layer.bias, y, M, N, (K + 1) / 2);
+#else
+  linear(x, static_cast<const uint16_t*>(layer.packed), layer.scales, layer.bias, y, M, N, K);
+#endif
 }
 
 // RMS normalisation of one row; the sum of squares runs over fixed lanes.
@@ -278,31 +357,14 @@ inline void attend(const float* query, const Slots& slots, float* scores, float 
   for (; d < full; d += LANES) weigh<HEADS, 1>(slots, scores, inverse, result, d, D);
 }
 
-}  // namespace
-
-extern "C" {
-
-void linear_float32(const float* x, const float* packed, const float* bias, float* y, int64_t M, int64_t N, int64_t K) {
-  linear(x, packed, nullptr, bias, y, M, N, K);
-}
-
-void linear_bfloat16(const float* x, const uint16_t* packed, const float* bias, float* y, int64_t M, int64_t N,
-                     int64_t K) {
-  linear(x, packed, nullptr, bias, y, M, N, K);
-}
-
-void linear_int8(const float* x, const int8_t* packed, const float* scales, const float* bias, float* y, int64_t M,
-                 int64_t N, int64_t K) {
-  linear(x, packed, scales, bias, y, M, N, K);
-}
-
-void rms_norm(const float* x, const float* weight, float* y, int64_t rows, int64_t H, float eps) {
+// y[rows, H] = x * weight / RMS(x).
+void normalise_rows(const float* x, const float* weight, float* y, int64_t rows, int64_t H, float eps) {
 #pragma omp parallel for schedule(static) if (rows > 8)
   for (int64_t r = 0; r < rows; r++) normalise(x + r * H, weight, y + r * H, H, eps);
 }
 
 // y[rows, I] = silu(gate) * up, with x = [gate | up] of width 2 I.
-void swiglu(const float* x, float* y, int64_t rows, int64_t I) {
+void activate(const float* x, float* y, int64_t rows, int64_t I) {
 #pragma omp parallel for schedule(static) if (rows > 4)
   for (int64_t r = 0; r < rows; r++) {
     const float *gate = x + r * 2 * I, *up = gate + I;
@@ -314,6 +376,10 @@ void swiglu(const float* x, float* y, int64_t rows, int64_t I) {
     }
     for (; i < I; i++) out[i] = silu(Vector{} + gate[i])[0] * up[i];
   }
+}
+
+inline void add(const float* x, float* y, int64_t count) {
+  for (int64_t i = 0; i < count; i++) y[i] += x[i];
 }
 
 // Attention of T new tokens in each of B rows over the cached keys and themselves.
@@ -376,5 +442,65 @@ void attention(const float* qkv, const float* cos, const float* sin, const float
       }
     }
   }
+}
+}  // namespace
+
+extern "C" {
+
+// How many neighbouring k of bfloat16 weights lie side by side: packed[n / PANEL][k / s][n % PANEL][s].
+int64_t bfloat16_side_by_side() {
+#ifdef __AVX512BF16__
+  return 2;
+#else
+  return 1;
+#endif
+}
+
+void linear(const Linear* layer, const float* x, float* y, int64_t M) { apply(*layer, x, y, M); }
+
+void rms_norm(const float* x, const float* weight, float* y, int64_t rows, int64_t H, float eps) {
+  normalise_rows(x, weight, y, rows, H, eps);
+}
+
+// The attention half of a decoder layer. input_norm (of the width that qkv reads), q_norm and k_norm may be null.
+struct AttentionLayer {
+  Linear qkv, output;
+  const float *input_norm, *q_norm, *k_norm;
+  int64_t query_heads, kv_heads, head_dim;
+  float input_eps, head_eps;
+};
+
+// y = residual + output(attention(qkv(norm(x)))); x [B, T, qkv.inputs], residual and y [B, T, output.outputs]; the rest is
+// as in `attention`.
+void attention_layer(const AttentionLayer* layer, const float* x, const float* residual, const float* cos, const float* sin,
+                     float* keys, float* values, int64_t row_stride, int64_t head_stride, const int64_t* lengths,
+                     const uint8_t* mask, int64_t mask_stride, float* y, int64_t B, int64_t T, int64_t S) {
+  const int64_t M = B * T, D = layer->head_dim, width = layer->qkv.inputs;
+  const Floats normed(layer->input_norm ? M * width : 0), qkv(M * layer->qkv.outputs), attended(M * layer->query_heads * D);
+  if (layer->input_norm) normalise_rows(x, layer->input_norm, normed.data, M, width, layer->input_eps);
+  apply(layer->qkv, layer->input_norm ? normed.data : x, qkv.data, M);
+  attention(qkv.data, cos, sin, layer->q_norm, layer->k_norm, layer->head_eps, keys, values, row_stride, head_stride,
+            lengths, mask, mask_stride, (float)(1.0 / std::sqrt((double)D)), attended.data, B, T, layer->query_heads, layer->kv_heads, D,
+            S);
+  apply(layer->output, attended.data, y, M);
+  add(residual, y, M * layer->output.outputs);
+}
+
+// The feed-forward half of a decoder layer.
+struct FeedForwardLayer {
+  Linear gate_up, down;
+  const float* norm;
+  float eps;
+};
+
+// y = x + down(silu(gate) * up), [gate | up] = gate_up(norm(x)); x and y [M, gate_up.inputs].
+void feed_forward_layer(const FeedForwardLayer* layer, const float* x, float* y, int64_t M) {
+  const int64_t width = layer->gate_up.inputs, inner = layer->down.inputs;
+  const Floats normed(M * width), gate_up(M * 2 * inner), activated(M * inner);
+  normalise_rows(x, layer->norm, normed.data, M, width, layer->eps);
+  apply(layer->gate_up, normed.data, gate_up.data, M);
+  activate(gate_up.data, activated.data, M, inner);
+  apply(layer->down, activated.data, y, M);
+  add(x, y, M * width);
 }
 }

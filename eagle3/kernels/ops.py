@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -9,13 +12,64 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from eagle3.decoding.cache import KVCache
-from eagle3.kernels.build import load_kernels
+from eagle3.kernels.build import AttentionLayer, FeedForwardLayer, LinearLayer, load_kernels
 
 
 class Linear(Protocol):
     """y = x @ W.T + bias for fixed weights."""
 
     def __call__(self, x: Tensor) -> Tensor: ...  # [..., K] -> [..., N]
+
+
+@dataclass(frozen=True)
+class Norm:
+    """The weight and epsilon of an RMS norm."""
+
+    weight: Tensor  # [H]
+    eps: float
+
+
+@dataclass(frozen=True)
+class AttentionWeights:
+    """The attention half of a decoder layer: residual + output(attention(qkv(norm(x))))."""
+
+    qkv: Linear  # [..., width] -> [..., (Hq + 2 Hkv) D]
+    output: Linear  # [..., Hq D] -> [..., H]
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    norm: Norm | None = None  # of the input
+    query_norm: Norm | None = None  # of each head (Qwen3), with `key_norm` or neither
+    key_norm: Norm | None = None
+
+
+class Attention(Protocol):
+    """The attention half of a layer, made by `Ops.attention`."""
+
+    def __call__(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        cache: KVCache,
+        layer: int,
+        mask: Tensor | None,
+    ) -> Tensor:
+        """Rotate, append to the cache, attend, project and add to the residual.
+
+        Args:
+            x: [B, T, width], T new tokens of each row.
+            residual: what the result is added to, [B, T, H].
+            rotary: cosines and sines of the new positions, [B, T, D] each.
+            cache: keys and values go to each row's slots length .. length + T - 1; lengths do not change.
+            layer: the layer of the cache.
+            mask: bool [T, S] or [B, T, S] over the last S >= T slots, the new ones included: new token i
+                sees slot j. All slots before those are seen. None is causal over the new ones.
+
+        Returns:
+            [B, T, H]
+        """
+        ...
 
 
 class Ops(Protocol):
@@ -34,36 +88,12 @@ class Ops(Protocol):
         """
         ...
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
+    def rms_norm(self, x: Tensor, norm: Norm) -> Tensor: ...
 
-    def swiglu(self, gate_up: Tensor) -> Tensor: ...  # [..., 2 I] -> [..., I]
+    def attention(self, weights: AttentionWeights) -> Attention: ...
 
-    def attention(
-        self,
-        qkv: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        cache: KVCache,
-        layer: int,
-        mask: Tensor | None,
-        norms: tuple[Tensor, Tensor, float] | None,
-        query_heads: int,
-    ) -> Tensor:
-        """Rotate, append to the cache and attend.
-
-        Args:
-            qkv: [B, T, (Hq + 2 Hkv) D], queries, keys and values of T new tokens of each row.
-            cos, sin: rotary tables of the new positions, [B, T, D].
-            cache: keys and values go to each row's slots length .. length + T - 1; lengths do not change.
-            layer: the layer of the cache.
-            mask: bool [T, S] or [B, T, S] over the last S >= T slots, the new ones included: new token i
-                sees slot j. All slots before those are seen. None is causal over the new ones.
-            norms: query and key RMS-norm weights [D] and epsilon (Qwen3), or None.
-            query_heads: Hq.
-
-        Returns:
-            [B, T, Hq D]
-        """
+    def feed_forward(self, norm: Norm, gate_up: Linear, down: Linear) -> Callable[[Tensor], Tensor]:
+        """x + down(silu(gate) * up) with [gate | up] = gate_up(norm(x)): [..., H] -> [..., H]."""
         ...
 
 
@@ -79,33 +109,49 @@ class TorchOps:
         assert held in (None, weight.dtype)  # models.draft.check_weights refuses the rest
         return lambda x: F.linear(x, weight, bias)
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return F.rms_norm(x, weight.shape, weight, eps)
+    def rms_norm(self, x: Tensor, norm: Norm) -> Tensor:
+        return F.rms_norm(x, norm.weight.shape, norm.weight, norm.eps)
 
-    def swiglu(self, gate_up: Tensor) -> Tensor:
-        gate, up = gate_up.chunk(2, dim=-1)
-        return F.silu(gate) * up
+    def attention(self, weights: AttentionWeights) -> Attention:
+        def apply(
+            x: Tensor,
+            residual: Tensor,
+            rotary: tuple[Tensor, Tensor],
+            cache: KVCache,
+            layer: int,
+            mask: Tensor | None,
+        ) -> Tensor:
+            qkv = weights.qkv(x if weights.norm is None else self.rms_norm(x, weights.norm))
+            return residual + weights.output(self._attend(weights, qkv, rotary, cache, layer, mask))
 
-    def attention(
+        return apply
+
+    def feed_forward(self, norm: Norm, gate_up: Linear, down: Linear) -> Callable[[Tensor], Tensor]:
+        def apply(x: Tensor) -> Tensor:
+            gate, up = gate_up(self.rms_norm(x, norm)).chunk(2, dim=-1)
+            return x + down(F.silu(gate) * up)
+
+        return apply
+
+    def _attend(
         self,
+        weights: AttentionWeights,
         qkv: Tensor,
-        cos: Tensor,
-        sin: Tensor,
+        rotary: tuple[Tensor, Tensor],
         cache: KVCache,
         layer: int,
         mask: Tensor | None,
-        norms: tuple[Tensor, Tensor, float] | None,
-        query_heads: int,
     ) -> Tensor:
+        """qkv [B, T, (Hq + 2 Hkv) D] -> [B, T, Hq D]."""
         batch, count, _ = qkv.shape
-        kv_heads, head_dim = cache.keys.shape[2], cache.keys.shape[4]
+        query_heads, kv_heads, head_dim = weights.query_heads, weights.kv_heads, weights.head_dim
         heads = qkv.view(batch, count, query_heads + 2 * kv_heads, head_dim).transpose(
             1, 2
         )  # [B, heads, T, D]
         q, k, v = heads.split([query_heads, kv_heads, kv_heads], dim=1)
-        if norms is not None:
-            q, k = self.rms_norm(q, norms[0], norms[2]), self.rms_norm(k, norms[1], norms[2])
-        cos, sin = cos[:, None], sin[:, None]  # [B, 1, T, D]
+        if weights.query_norm is not None and weights.key_norm is not None:
+            q, k = self.rms_norm(q, weights.query_norm), self.rms_norm(k, weights.key_norm)
+        cos, sin = rotary[0][:, None], rotary[1][:, None]  # [B, 1, T, D]
         q, k = q * cos + _rotate_half(q) * sin, k * cos + _rotate_half(k) * sin
         visible = _visibility(cache, count, mask, qkv.device)  # before the lengths change
         keys, values = cache.append(layer, k, v)
@@ -136,86 +182,129 @@ class CompiledOps:
             weight = weight.bfloat16()
         else:
             weight = weight.float()  # the kernels know no float16
-        outputs, inputs = weight.shape
-        panels = -(-outputs // 16)
-        padded = torch.zeros(panels * 16, inputs, dtype=weight.dtype)
-        padded[:outputs] = weight
-        packed = padded.view(panels, 16, inputs).transpose(1, 2).contiguous()  # [N / 16, K, 16]
-        bias = None if bias is None else bias.float().contiguous()
-        kernel = {
-            torch.float32: self._library.linear_float32,
-            torch.bfloat16: self._library.linear_bfloat16,
-            torch.int8: self._library.linear_int8,
-        }[weight.dtype]
-        pointers: list[int | None] = [packed.data_ptr()]
-        if scales is not None:
-            pointers.append(scales.data_ptr())
-        pointers.append(None if bias is None else bias.data_ptr())
+        return CompiledLinear(self._library, weight, scales, bias)
 
-        def apply(x: Tensor) -> Tensor:
-            _ = packed, scales, bias  # keeps the memory behind the pointers
-            x = x.contiguous()
-            y = torch.empty(*x.shape[:-1], outputs)
-            kernel(x.data_ptr(), *pointers, y.data_ptr(), x.numel() // inputs, outputs, inputs)
+    def rms_norm(self, x: Tensor, norm: Norm) -> Tensor:
+        x, width = x.contiguous(), norm.weight.shape[0]
+        y = torch.empty_like(x)
+        rows = x.numel() // width
+        self._library.rms_norm(x.data_ptr(), norm.weight.data_ptr(), y.data_ptr(), rows, width, norm.eps)
+        return y
+
+    def attention(self, weights: AttentionWeights) -> Attention:
+        qkv, output = weights.qkv, weights.output
+        assert isinstance(qkv, CompiledLinear)
+        assert isinstance(output, CompiledLinear)
+        norms = [weights.norm, weights.query_norm, weights.key_norm]
+        layer_weights = AttentionLayer(
+            qkv.layer,
+            output.layer,
+            *(None if norm is None else norm.weight.data_ptr() for norm in norms),
+            weights.query_heads,
+            weights.kv_heads,
+            weights.head_dim,
+            0.0 if weights.norm is None else weights.norm.eps,
+            0.0 if weights.query_norm is None else weights.query_norm.eps,
+        )
+        kernel, address = self._library.attention_layer, ctypes.addressof(layer_weights)
+
+        def apply(
+            x: Tensor,
+            residual: Tensor,
+            rotary: tuple[Tensor, Tensor],
+            cache: KVCache,
+            layer: int,
+            mask: Tensor | None,
+        ) -> Tensor:
+            _ = weights, layer_weights  # keeps the memory behind the pointers
+            batch, count, _ = x.shape
+            x, residual = x.contiguous(), residual.contiguous()
+            keys, values = cache.keys[layer], cache.values[layer]  # [B, Hkv, C, D]
+            cache.require(count)
+            mask = None if mask is None else mask.contiguous()
+            y = torch.empty_like(residual)
+            kernel(
+                address,
+                x.data_ptr(),
+                residual.data_ptr(),
+                rotary[0].data_ptr(),
+                rotary[1].data_ptr(),
+                keys.data_ptr(),
+                values.data_ptr(),
+                keys.stride(0),
+                keys.stride(1),
+                (ctypes.c_int64 * batch)(*cache.lengths),
+                None if mask is None else mask.data_ptr(),
+                mask[0].numel() if mask is not None and mask.dim() == 3 else 0,
+                y.data_ptr(),
+                batch,
+                count,
+                count if mask is None else mask.shape[-1],
+            )
             return y
 
         return apply
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        x, width = x.contiguous(), weight.shape[0]
-        y = torch.empty_like(x)
-        self._library.rms_norm(x.data_ptr(), weight.data_ptr(), y.data_ptr(), x.numel() // width, width, eps)
-        return y
-
-    def swiglu(self, gate_up: Tensor) -> Tensor:
-        width = gate_up.shape[-1] // 2
-        y = torch.empty(*gate_up.shape[:-1], width)
-        self._library.swiglu(gate_up.data_ptr(), y.data_ptr(), gate_up.numel() // (2 * width), width)
-        return y
-
-    def attention(
-        self,
-        qkv: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        cache: KVCache,
-        layer: int,
-        mask: Tensor | None,
-        norms: tuple[Tensor, Tensor, float] | None,
-        query_heads: int,
-    ) -> Tensor:
-        batch, count, _ = qkv.shape
-        keys, values = cache.keys[layer], cache.values[layer]  # [B, Hkv, C, D]
-        kv_heads, head_dim = keys.shape[1], keys.shape[3]
-        cache.require(count)
-        lengths = torch.tensor(cache.lengths)
-        bytes_mask = None if mask is None else mask.contiguous().view(torch.uint8)
-        q_norm, k_norm, eps = norms if norms is not None else (None, None, 0.0)
-        out = torch.empty(batch, count, query_heads * head_dim)
-        self._library.attention(
-            qkv.data_ptr(),
-            cos.data_ptr(),
-            sin.data_ptr(),
-            None if q_norm is None else q_norm.data_ptr(),
-            None if k_norm is None else k_norm.data_ptr(),
-            eps,
-            keys.data_ptr(),
-            values.data_ptr(),
-            keys.stride(0),
-            keys.stride(1),
-            lengths.data_ptr(),
-            None if bytes_mask is None else bytes_mask.data_ptr(),
-            mask[0].numel() if mask is not None and mask.dim() == 3 else 0,
-            head_dim**-0.5,
-            out.data_ptr(),
-            batch,
-            count,
-            query_heads,
-            kv_heads,
-            head_dim,
-            count if mask is None else mask.shape[-1],
+    def feed_forward(self, norm: Norm, gate_up: Linear, down: Linear) -> Callable[[Tensor], Tensor]:
+        assert isinstance(gate_up, CompiledLinear)
+        assert isinstance(down, CompiledLinear)
+        layer_weights = FeedForwardLayer(gate_up.layer, down.layer, norm.weight.data_ptr(), norm.eps)
+        kernel, address, width = (
+            self._library.feed_forward_layer,
+            ctypes.addressof(layer_weights),
+            norm.weight.shape[0],
         )
-        return out
+
+        def apply(x: Tensor) -> Tensor:
+            _ = norm, gate_up, down, layer_weights  # keeps the memory behind the pointers
+            x = x.contiguous()
+            y = torch.empty_like(x)
+            kernel(address, x.data_ptr(), y.data_ptr(), x.numel() // width)
+            return y
+
+        return apply
+
+
+class CompiledLinear:
+    """A `Linear` of the kernels, and what they are told of it."""
+
+    def __init__(
+        self, library: ctypes.CDLL, weight: Tensor, scales: Tensor | None, bias: Tensor | None
+    ) -> None:
+        """
+        Args:
+            weight: [N, K] in float32, bfloat16 or int8.
+            scales: of int8 weights, [N].
+            bias: [N].
+        """
+        together = library.bfloat16_side_by_side() if weight.dtype == torch.bfloat16 else 1
+        packed = pack(weight, together)
+        bias = None if bias is None else bias.float().contiguous()
+        self._kernel, (self._outputs, self._inputs) = library.linear, weight.shape
+        self._tensors = packed, scales, bias  # keeps the memory behind the pointers
+        self.layer = LinearLayer(
+            packed.data_ptr(),
+            None if scales is None else scales.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            self._outputs,
+            self._inputs,
+            (torch.float32, torch.bfloat16, torch.int8).index(weight.dtype),
+        )
+        self._address = ctypes.addressof(self.layer)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        x = x.contiguous()
+        y = torch.empty(*x.shape[:-1], self._outputs)
+        self._kernel(self._address, x.data_ptr(), y.data_ptr(), x.numel() // self._inputs)
+        return y
+
+
+def pack(weight: Tensor, together: int) -> Tensor:
+    """Weights [N, K] in the kernels' order: [N / 16, K / together, 16, together], padded with zeros."""
+    panels, groups = -(-weight.shape[0] // 16), -(-weight.shape[1] // together)
+    padded = torch.zeros(panels * 16, groups * together, dtype=weight.dtype)
+    padded[: weight.shape[0], : weight.shape[1]] = weight
+    return padded.view(panels, 16, groups, together).transpose(1, 2).contiguous()
 
 
 def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -173,7 +173,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return nn.functional.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
 
 
 class DraftAttention(nn.Module):

@@ -14,7 +14,7 @@ from eagle3.models.draft import (
     InferenceDraft,
     RMSNorm,
 )
-from eagle3.models.layers import InferenceLayer, linear_of, norm_of
+from eagle3.models.layers import InferenceLayer, linear_of
 from eagle3.models.target import Target, TargetOutput
 
 
@@ -59,8 +59,16 @@ class EagleDraft(InferenceDraft):
         assert isinstance(layer, EagleLayer)
         # `fc` reads features of which a few dimensions are large: int8 loses their small weights.
         self._fc = linear_of(ops, module.fc, torch.bfloat16 if self._held == torch.int8 else self._held)
-        self._layer = InferenceLayer(layer.self_attn, layer.mlp, ops, config.num_attention_heads, self._held)
-        self._mlp_norm = norm_of(ops, layer.post_attention_layernorm, config.rms_norm_eps)
+        self._layer = InferenceLayer(
+            layer.self_attn,
+            layer.mlp,
+            layer.post_attention_layernorm,
+            ops,
+            config.num_attention_heads,
+            config.head_dim,
+            config.rms_norm_eps,
+            held=self._held,
+        )
         # A second copy of the head in the draft's dtype, as reading the target's takes longer than the layer;
         # and in plain torch, beside a target on the kernels, so that all of the draft is.
         same = self._held == target.dtype and ops.name == target.kernels
@@ -81,8 +89,7 @@ class EagleDraft(InferenceDraft):
         embedded = self._embedded(token_ids)  # [B, T, H]
         x = self._fc(torch.cat((embedded, hidden), dim=-1))
         rotary = self._rotary.tables(positions, cache.capacity, self.activation_dtype)
-        x = x + self._layer.attend(x, rotary, cache, 0, mask)
-        x = x + self._layer.feed_forward(self._mlp_norm(x))
+        x = self._layer.feed_forward(self._layer.attend(x, x, rotary, cache, 0, mask))
         cache.advance(token_ids.shape[1])
         if logits == "none":
             return DraftOutput(x, None)

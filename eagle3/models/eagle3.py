@@ -107,10 +107,18 @@ class Eagle3Draft(InferenceDraft):
         layer = module.midlayer
         self._fc = linear_of(ops, module.fc, self._held)
         self._fc_norms = [norm_of(ops, norm, eps) for norm in module.fc_norm] if config.fc_norm else None
-        self._layer = InferenceLayer(layer.self_attn, layer.mlp, ops, config.num_attention_heads, self._held)
+        self._layer = InferenceLayer(
+            layer.self_attn,
+            layer.mlp,
+            layer.post_attention_layernorm,
+            ops,
+            config.num_attention_heads,
+            config.head_dim,
+            eps,
+            held=self._held,
+        )
         self._input_norm = norm_of(ops, layer.input_layernorm, eps)
         self._hidden_norm = norm_of(ops, layer.hidden_norm, eps)
-        self._mlp_norm = norm_of(ops, layer.post_attention_layernorm, eps)
         self._norm = norm_of(ops, module.norm, eps)
         self._lm_head = linear_of(ops, module.lm_head, self._held)
 
@@ -136,10 +144,8 @@ class Eagle3Draft(InferenceDraft):
         normed = self._hidden_norm(hidden)
         inputs = torch.cat((self._input_norm(embedded), normed), dim=-1)  # [B, T, 2 H]
         rotary = self._rotary.tables(positions, cache.capacity, self.activation_dtype)
-        x = (normed if self.config.norm_before_residual else hidden) + self._layer.attend(
-            inputs, rotary, cache, 0, mask
-        )
-        x = x + self._layer.feed_forward(self._mlp_norm(x))
+        residual = normed if self.config.norm_before_residual else hidden
+        x = self._layer.feed_forward(self._layer.attend(inputs, residual, rotary, cache, 0, mask))
         cache.advance(token_ids.shape[1])
         output = self._norm(x)
         fed_back = output if self.config.norm_output else x

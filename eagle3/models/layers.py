@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from eagle3.decoding.cache import KVCache
-from eagle3.kernels import Linear, Ops
+from eagle3.kernels import AttentionWeights, Linear, Norm, Ops
 
 
 class Rotary:
@@ -43,45 +42,48 @@ class Rotary:
 class InferenceLayer:
     """The weights of one pre-norm decoder layer, fused and packed for inference.
 
-    `attend` and `feed_forward` are the two halves without the residual connection, so that the target (one
-    input) and the drafts (embedding beside hidden state) share them.
+    `attend` and `feed_forward` are its two halves, so that the target (one input) and the drafts (embedding
+    beside hidden state) share them.
     """
 
     def __init__(
-        self, attention: Any, mlp: Any, ops: Ops, query_heads: int, held: torch.dtype | None = None
+        self,
+        attention: Any,
+        mlp: Any,
+        mlp_norm: Any,
+        ops: Ops,
+        query_heads: int,
+        head_dim: int,
+        eps: float,
+        attention_norm: Any = None,
+        held: torch.dtype | None = None,
     ) -> None:
         """
         Args:
             attention, mlp: modules with the projections of transformers' layers, under their names.
+            mlp_norm, attention_norm: RMS norm modules of the two halves' inputs, with epsilon `eps`.
             held: the dtype that their weights are kept in, as they are if None (`Ops.linear`).
         """
-        self._ops = ops
-        self._query_heads = query_heads
-        self._qkv = _side_by_side(ops, held, attention.q_proj, attention.k_proj, attention.v_proj)
-        self._output = linear_of(ops, attention.o_proj, held)
-        self._gate_up = _side_by_side(ops, held, mlp.gate_proj, mlp.up_proj)
-        self._down = linear_of(ops, mlp.down_proj, held)
-        self._norms: tuple[Tensor, Tensor, float] | None = None
+        query_norm = key_norm = None
         if hasattr(attention, "q_norm"):  # Qwen3
-            dtype = ops.activation_dtype(attention.q_norm.weight.dtype)
-            self._norms = (
-                attention.q_norm.weight.detach().to(dtype),
-                attention.k_norm.weight.detach().to(dtype),
-                float(attention.q_norm.variance_epsilon),
+            query_norm = _norm(ops, attention.q_norm, float(attention.q_norm.variance_epsilon))
+            key_norm = _norm(ops, attention.k_norm, float(attention.k_norm.variance_epsilon))
+        self.attend = ops.attention(
+            AttentionWeights(
+                qkv=_side_by_side(ops, held, attention.q_proj, attention.k_proj, attention.v_proj),
+                output=linear_of(ops, attention.o_proj, held),
+                query_heads=query_heads,
+                kv_heads=attention.k_proj.out_features // head_dim,
+                head_dim=head_dim,
+                norm=None if attention_norm is None else _norm(ops, attention_norm, eps),
+                query_norm=query_norm,
+                key_norm=key_norm,
             )
-
-    def attend(
-        self, x: Tensor, rotary: tuple[Tensor, Tensor], cache: KVCache, layer: int, mask: Tensor | None
-    ) -> Tensor:
-        """x [B, T, width of the projections' input] -> [B, T, H]."""
-        attended = self._ops.attention(
-            self._qkv(x), rotary[0], rotary[1], cache, layer, mask, self._norms, self._query_heads
         )
-        return self._output(attended)
-
-    def feed_forward(self, x: Tensor) -> Tensor:
-        """x [B, T, H] -> [B, T, H]."""
-        return self._down(self._ops.swiglu(self._gate_up(x)))
+        gate_up = _side_by_side(ops, held, mlp.gate_proj, mlp.up_proj)
+        self.feed_forward = ops.feed_forward(
+            _norm(ops, mlp_norm, eps), gate_up, linear_of(ops, mlp.down_proj, held)
+        )
 
 
 def linear_of(ops: Ops, module: nn.Module, held: torch.dtype | None = None) -> Linear:
@@ -100,7 +102,11 @@ def _side_by_side(ops: Ops, held: torch.dtype | None, *modules: nn.Linear) -> Li
 
 def norm_of(ops: Ops, module: nn.Module, eps: float) -> Callable[[Tensor], Tensor]:
     """The inference form of an RMS norm module."""
+    norm = _norm(ops, module, eps)
+    return lambda x: ops.rms_norm(x, norm)
+
+
+def _norm(ops: Ops, module: nn.Module, eps: float) -> Norm:
     weight = module.weight
     assert isinstance(weight, Tensor)
-    weight = weight.detach().to(ops.activation_dtype(weight.dtype)).contiguous()
-    return lambda x: ops.rms_norm(x, weight, eps)
+    return Norm(weight.detach().to(ops.activation_dtype(weight.dtype)).contiguous(), eps)

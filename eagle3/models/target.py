@@ -113,8 +113,6 @@ class Target:
         self.activation_dtype = ops.activation_dtype(self.dtype)
         eps = float(config.rms_norm_eps)
         self._rotary = Rotary(body.rotary_emb, self.device)
-        self._attention_norms = [norm_of(ops, layer.input_layernorm, eps) for layer in body.layers]
-        self._mlp_norms = [norm_of(ops, layer.post_attention_layernorm, eps) for layer in body.layers]
         self._final_norm = norm_of(ops, body.norm, eps)
         self._lm_head = linear_of(ops, model.lm_head, held)
 
@@ -152,7 +150,17 @@ class Target:
     def _layers(self) -> list[InferenceLayer]:
         # Made by the first forward: they copy weights, and a training reads embedding, head and norm alone.
         return [
-            InferenceLayer(layer.self_attn, layer.mlp, self._ops, self._heads, self._held)
+            InferenceLayer(
+                layer.self_attn,
+                layer.mlp,
+                layer.post_attention_layernorm,
+                self._ops,
+                self._heads,
+                self._head_dim,
+                float(self.config.rms_norm_eps),
+                attention_norm=layer.input_layernorm,
+                held=self._held,
+            )
             for layer in self.model.model.layers
         ]
 
@@ -207,8 +215,7 @@ class Target:
         for index, layer in enumerate(self._layers):
             if index in self.capture_layers:
                 states[index] = x
-            x = x + layer.attend(self._attention_norms[index](x), rotary, cache, index, mask)
-            x = x + layer.feed_forward(self._mlp_norms[index](x))
+            x = layer.feed_forward(layer.attend(x, x, rotary, cache, index, mask))
         cache.advance(input_ids.shape[1])
         final = self._final_norm(x)
         states[self.num_layers] = final  # transformers' last hidden state is the normed one

@@ -55,8 +55,8 @@ class IndependentObjective:
         drawn = torch.randperm(len(self._others), generator=generator)[:_OTHER_TOKENS]
         tokens = torch.cat((self._vocabulary, self._others[drawn.to(self._others.device)]))
         head = self._head[tokens]
-        logits = hidden[rows, positions + 1] @ head.T
-        goal = (batch.final[rows, positions + 1] @ head.T).softmax(-1)
+        logits = (hidden[rows, positions + 1] @ head.T).float()
+        goal = (batch.final[rows, positions + 1] @ head.T).float().softmax(-1)
         loss = soft_cross_entropy(logits, goal, weight) / weight.sum().clamp_min(1)
         accuracy = accuracy_on_answers(tokens, logits, batch, rows, positions, 0)
         return LossTerms(loss, (float(loss.detach()),), (accuracy,), len(rows))

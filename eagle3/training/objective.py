@@ -100,7 +100,9 @@ class Eagle3Objective:
 
     def loss(self, batch: Batch, progress: float, generator: torch.Generator) -> LossTerms:
         count = [phase.steps for phase in self._settings.test_time if phase.from_share <= progress][-1]
-        goals = (batch.final @ self._goal_head.T).softmax(-1)  # [B, T, Vd]; goals[t] is for token t + 1
+        goals = (
+            (batch.final @ self._goal_head.T).float().softmax(-1)
+        )  # [B, T, Vd]; goals[t] is for token t + 1
         total = torch.zeros((), device=batch.final.device)
         weight_sum, supervised, losses, accuracy = 0.0, 0, [], []
         unroll = Unroll(self.module, self._embedding, self._rotary)
@@ -113,7 +115,7 @@ class Eagle3Objective:
             rows, columns = (weights > 0).nonzero(as_tuple=True)
             positions = columns if step == 0 else chosen[rows, columns]
             normed = self.module.norm(output[rows, columns])
-            logits = self.module.lm_head(normed)  # [M, Vd]
+            logits = self.module.lm_head(normed).float()  # [M, Vd]
             goal = goals[rows, positions + 1 + step]
             decay = self._settings.step_decay**step
             weight = weights[rows, columns]
@@ -180,8 +182,8 @@ class EagleObjective:
         chosen, weight = predicted[rows, positions], weights[rows, positions]
         feature = batch.final[rows, positions + 1]
         regression = (F.smooth_l1_loss(chosen, feature, reduction="none").mean(-1) * weight).sum()
-        logits = chosen @ self._goal_head.T
-        goal = (feature @ self._goal_head.T).softmax(-1)
+        logits = (chosen @ self._goal_head.T).float()
+        goal = (feature @ self._goal_head.T).float().softmax(-1)
         classification = LOSSES["soft_ce"](logits, goal, weight)
         loss = regression + self._settings.classification_weight * classification
         loss = loss / weight.sum().clamp_min(1)

@@ -172,7 +172,9 @@ class Trainer:
         batches = self._plan[self._step]
         batch = self._batch([self._train[index] for index in batches[rank]])
         generator = torch.Generator().manual_seed(self._seed * 1_000_003 + self._step * size + rank)
-        terms = self._objective.loss(batch, self._step / len(self._plan), generator)
+        lower = getattr(torch, settings.dtype)
+        with torch.autocast(self._device.type, lower, enabled=lower != torch.float32):
+            terms = self._objective.loss(batch, self._step / len(self._plan), generator)
         self._check_supervision(terms.supervised, batch.tokens)
         terms.loss.backward()
         mean_loss = terms.loss.detach().clone()
@@ -183,7 +185,7 @@ class Trainer:
         if not math.isfinite(loss) or not bool(torch.isfinite(norm)):
             raise ValueError(
                 f"step {self._step}: loss {loss}, gradient norm {float(norm)}; the last "
-                "checkpoint is intact: lower train.lr or train in bfloat16 or float32, and run again"
+                "checkpoint is intact: lower train.lr or set train.dtype to float32, and run again"
             )
         lr = learning_rate(self._step, len(self._plan), settings.lr, settings.warmup_share)
         set_learning_rate(self._optimizers, lr)

@@ -56,7 +56,7 @@ def test_compiled_once_and_again_only_for_another_source(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     source = tmp_path / "decoder.cpp"  # the same functions without their bodies: compiles at once
-    names = ("linear_float32", "linear_bfloat16", "linear_int8", "rms_norm", "swiglu", "attention")
+    names = ("linear", "rms_norm", "attention_layer", "feed_forward_layer", "bfloat16_side_by_side")
     source.write_text('extern "C" {' + " ".join(f"void {name}() {{}}" for name in names) + "}\n")
     monkeypatch.setattr(build, "cache_root", lambda: tmp_path)
     monkeypatch.setattr(build, "SOURCE", source)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor
 
 from eagle3.decoding.cache import KVCache
-from eagle3.kernels.ops import CompiledOps, Ops, TorchOps, quantise
+from eagle3.kernels.ops import AttentionWeights, CompiledOps, Norm, Ops, TorchOps, pack, quantise
 
 EPSILON = torch.finfo(torch.float32).eps
 MASKS = ["causal", "tree", "tree a row", "last slots", "last slots a row"]
@@ -25,7 +23,22 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
+def multiplies_bfloat16(ops: CompiledOps) -> bool:
+    """Whether this processor multiplies pairs of bfloat16: then the kernels round activations as well."""
+    layer = ops.linear(torch.tensor([[1.0]], dtype=torch.bfloat16))
+    return layer(torch.tensor([[1 + 2**-12]])).item() == 1.0
+
+
 # --- linear ---
+
+
+def test_packing_puts_16_outputs_and_neighbouring_inputs_side_by_side() -> None:
+    weight = torch.arange(18 * 3).reshape(18, 3)
+    packed = pack(weight, 2)
+    assert packed.shape == (2, 2, 16, 2)
+    assert packed[0, 0, 5].tolist() == weight[5, :2].tolist()
+    assert packed[1, 1, 1].tolist() == [weight[17, 2], 0]
+    assert packed[1, :, 2:].sum() == 0
 
 
 @pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
@@ -37,6 +50,8 @@ def test_linear_is_within_rounding_of_float64(
     weight, x = torch.randn(outputs, inputs).to(dtype), torch.randn(2, 5, inputs)
     offset = torch.randn(outputs) if bias else None
     result = compiled.linear(weight, offset)(x)
+    if dtype == torch.bfloat16 and multiplies_bfloat16(compiled):
+        x = x.bfloat16().float()
     exact = x.double() @ weight.double().T + (0 if offset is None else offset.double())
     # The classic bound of a sum of K products in any order, with the bias as one more term.
     magnitude = x.double().abs() @ weight.double().abs().T + (0 if offset is None else offset.double().abs())
@@ -48,7 +63,7 @@ def test_linear_is_within_rounding_of_float64(
 @pytest.mark.parametrize("held", [torch.float32, torch.bfloat16, torch.int8], ids=str)
 def test_linear_keeps_its_weights_and_bias_alive(compiled: CompiledOps, held: torch.dtype) -> None:
     """The kernel is given addresses: the memory behind them must outlive the caller's tensors."""
-    x = torch.randn(3, 64)
+    x = torch.randn(3, 64).bfloat16().float()  # the kernels may round them to that beside such weights
     layers = [
         compiled.linear(torch.full((64, 64), float(i)), torch.full((64,), 0.5), held) for i in range(20)
     ]
@@ -94,7 +109,7 @@ def test_float16_weights_are_read_as_float32(compiled: CompiledOps) -> None:
     torch.testing.assert_close(compiled.linear(weight)(x), x @ weight.float().T)
 
 
-# --- norm and activation ---
+# --- norm and feed-forward ---
 
 
 @pytest.mark.parametrize("width", [8, 32, 5, 37, 1])
@@ -102,25 +117,46 @@ def test_rms_norm_is_within_rounding_of_float64(compiled: CompiledOps, width: in
     x, weight = torch.randn(3, 11, width) * 10, torch.randn(width)
     wide = x.double()
     exact = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
-    result = compiled.rms_norm(x, weight, 1e-5)
+    result = compiled.rms_norm(x, Norm(weight, 1e-5))
     assert bool(((result.double() - exact).abs() <= (width + 8) * EPSILON * exact.abs()).all())
 
 
+def feed_forward(ops: Ops, gates: Tensor, ups: Tensor) -> Tensor:
+    """silu(gates) * ups of equal shapes [M, I], by the feed-forward half of a layer.
+
+    Row m of the input is 1 at dimension m and 0 elsewhere. The norm's weight makes a 1 of it again, so that
+    the columns of the gate and up weights are `gates` and `ups`. `down` writes to other dimensions.
+    """
+    count, width = gates.shape
+    size = count + width
+    x = torch.zeros(count, size)
+    x[:, :count] = torch.eye(count)
+    gate_up = torch.zeros(2 * width, size)
+    gate_up[:width, :count], gate_up[width:, :count] = gates.T, ups.T
+    down = torch.zeros(size, width)
+    down[count:] = torch.eye(width)
+    norm = Norm(torch.full((size,), size**-0.5), 0.0)
+    result = ops.feed_forward(norm, ops.linear(gate_up), ops.linear(down))(x)
+    assert torch.equal(result[:, :count], x[:, :count])
+    return result[:, count:]
+
+
+@pytest.mark.parametrize("name", ["compiled", "torch"])
 @pytest.mark.parametrize("width", [8, 64, 5, 37, 1])
-def test_swiglu_is_within_rounding_of_float64(compiled: CompiledOps, width: int) -> None:
+def test_feed_forward_is_within_rounding_of_float64(name: str, width: int) -> None:
     """Also where the width is no multiple of the vector length: a store beyond a row hits its neighbour."""
-    x = torch.randn(9, 2 * width) * 4
-    gate, up = x.double().chunk(2, dim=-1)
-    exact = gate * torch.sigmoid(gate) * up
-    torch.testing.assert_close(compiled.swiglu(x).double(), exact, rtol=2e-6, atol=1e-9)
+    ops: Ops = CompiledOps() if name == "compiled" else TorchOps()
+    gates, ups = torch.randn(2, 9, width) * 4
+    exact = gates.double() * torch.sigmoid(gates.double()) * ups
+    torch.testing.assert_close(feed_forward(ops, gates, ups).double(), exact, rtol=2e-6, atol=1e-9)
 
 
-def test_swiglu_of_extreme_gates(compiled: CompiledOps) -> None:
+def test_feed_forward_of_extreme_gates(compiled: CompiledOps) -> None:
     """silu(-100) is zero, not -100: an exponential that overflows its exponent bits says otherwise."""
-    gates = torch.tensor([-1e4, -200.0, -100.0, -89.0, -88.0, -87.0, 0.0, 88.0, 100.0, 1e4, -3.0, 3.0])
-    x = torch.cat((gates, torch.ones(len(gates))))[None]
-    exact = (gates.double() * torch.sigmoid(gates.double()))[None]
-    torch.testing.assert_close(compiled.swiglu(x).double(), exact, rtol=2e-6, atol=1e-30)
+    gates = torch.tensor([-1e4, -200.0, -100.0, -89.0, -88.0, -87.0, 0.0, 88.0, 100.0, 1e4, -3.0, 3.0])[None]
+    exact = gates.double() * torch.sigmoid(gates.double())
+    result = feed_forward(compiled, gates, torch.ones_like(gates))
+    torch.testing.assert_close(result.double(), exact, rtol=2e-5, atol=1e-30)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -128,8 +164,13 @@ def test_values_that_are_not_finite_stay_visible(compiled: CompiledOps, bad: flo
     """A NaN that a kernel turned into a number would hide a broken model."""
     x = torch.ones(2, 16)
     x[1, 3] = bad
-    assert not compiled.swiglu(x)[1].isfinite().all()
-    assert not compiled.rms_norm(x, torch.ones(16), 1e-5)[1].isfinite().all()
+    norm = Norm(torch.ones(16), 1e-5)
+    layer = compiled.feed_forward(
+        norm, compiled.linear(torch.ones(8, 16)), compiled.linear(torch.ones(16, 4))
+    )
+    assert not layer(x)[1].isfinite().all()
+    assert layer(x)[0].isfinite().all()
+    assert not compiled.rms_norm(x, norm)[1].isfinite().all()
     assert not compiled.linear(torch.ones(4, 16))(x)[1].isfinite().all()
     assert compiled.linear(torch.ones(4, 16))(x)[0].isfinite().all()
 
@@ -169,6 +210,32 @@ def copy_of(cache: KVCache) -> KVCache:
     other.values.copy_(cache.values)
     other.lengths = list(cache.lengths)
     return other
+
+
+def attention(
+    ops: Ops,
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    cache: KVCache,
+    layer: int,
+    mask: Tensor | None,
+    norms: tuple[Tensor, Tensor, float] | None,
+    heads: int,
+) -> Tensor:
+    """Attention alone: the half of a layer whose projections hand on what they are given."""
+    kv_heads, head_dim = cache.keys.shape[2], cache.keys.shape[4]
+    weights = AttentionWeights(
+        ops.linear(torch.eye(qkv.shape[-1])),
+        ops.linear(torch.eye(heads * head_dim)),
+        heads,
+        kv_heads,
+        head_dim,
+        query_norm=None if norms is None else Norm(norms[0], norms[2]),
+        key_norm=None if norms is None else Norm(norms[1], norms[2]),
+    )
+    residual = torch.zeros(*qkv.shape[:2], heads * head_dim)
+    return ops.attention(weights)(qkv, residual, (cos, sin), cache, layer, mask)
 
 
 def reference_attention(
@@ -251,7 +318,7 @@ def test_attention_equals_a_float64_loop(
     mask = tree_mask(kind, lengths, count)
     norms = (torch.rand(head_dim) + 0.5, torch.rand(head_dim) + 0.5, 1e-6) if normed else None
     exact = reference_attention(qkv, cos, sin, copy_of(cache), 1, mask, norms, heads)
-    result = ops.attention(qkv, cos, sin, cache, 1, mask, norms, heads)
+    result = attention(ops, qkv, cos, sin, cache, 1, mask, norms, heads)
     torch.testing.assert_close(result.double(), exact, rtol=1e-5, atol=2e-6)
     assert cache.lengths == lengths  # the caller advances, once a forward
 
@@ -262,8 +329,8 @@ def test_attention_of_both_implementations_appends_the_same_keys_and_values(
 ) -> None:
     cache, qkv, cos, sin = attention_case([4, 0, 17], 5)
     other, mask = copy_of(cache), tree_mask(kind, [4, 0, 17], 5)
-    compiled.attention(qkv, cos, sin, cache, 1, mask, None, 4)
-    TorchOps().attention(qkv, cos, sin, other, 1, mask, None, 4)
+    attention(compiled, qkv, cos, sin, cache, 1, mask, None, 4)
+    attention(TorchOps(), qkv, cos, sin, other, 1, mask, None, 4)
     torch.testing.assert_close(cache.keys, other.keys, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(cache.values, other.values, rtol=0, atol=0)
 
@@ -272,7 +339,7 @@ def test_attention_with_large_scores_does_not_overflow(compiled: CompiledOps) ->
     cache, qkv, cos, sin = attention_case([12], 3)
     qkv = qkv * 100
     exact = reference_attention(qkv, cos, sin, copy_of(cache), 0, None, None, 4)
-    result = compiled.attention(qkv, cos, sin, cache, 0, None, None, 4)
+    result = attention(compiled, qkv, cos, sin, cache, 0, None, None, 4)
     torch.testing.assert_close(result.double(), exact, rtol=1e-3, atol=1e-3)
 
 
@@ -281,7 +348,7 @@ def test_attention_beyond_the_capacity_is_refused_before_anything_is_written(com
     cache.lengths = [cache.capacity - 3, 3]
     before = cache.keys.clone()
     with pytest.raises(ValueError, match="slots needed"):
-        compiled.attention(qkv, cos, sin, cache, 0, None, None, 4)
+        attention(compiled, qkv, cos, sin, cache, 0, None, None, 4)
     assert torch.equal(cache.keys, before)
 
 
@@ -289,7 +356,7 @@ def test_attention_beyond_the_capacity_is_refused_before_anything_is_written(com
 
 
 @pytest.mark.parametrize("held", [torch.float32, torch.bfloat16, torch.int8], ids=str)
-@pytest.mark.parametrize("rows", [1, 2, 3, 5, 6, 7, 8, 13, 16])
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 6, 7, 8, 12, 13, 16, 25])
 def test_rows_of_linear_are_bitwise_those_of_single_rows(
     compiled: CompiledOps, rows: int, held: torch.dtype
 ) -> None:
@@ -299,29 +366,39 @@ def test_rows_of_linear_are_bitwise_those_of_single_rows(
     assert torch.equal(layer(x), single)
 
 
-ROWWISE: dict[str, Callable[[CompiledOps, Tensor], Tensor]] = {
-    "rms_norm": lambda ops, x: ops.rms_norm(x, torch.linspace(0.5, 2, x.shape[-1]), 1e-5),
-    "swiglu": lambda ops, x: ops.swiglu(x),
-}
+def test_norm_and_feed_forward_of_a_row_are_bitwise_those_of_the_row_alone(compiled: CompiledOps) -> None:
+    x, norm = torch.randn(16, 38), Norm(torch.linspace(0.5, 2, 38), 1e-5)
+    layer = compiled.feed_forward(
+        norm, compiled.linear(torch.randn(2 * 21, 38)), compiled.linear(torch.randn(38, 21))
+    )
+    rows = [x[i : i + 1] for i in range(len(x))]
+    assert torch.equal(layer(x), torch.cat([layer(row) for row in rows]))
+    normed = torch.cat([compiled.rms_norm(row, norm) for row in rows])
+    assert torch.equal(compiled.rms_norm(x, norm), normed)
 
 
-@pytest.mark.parametrize("name", ROWWISE)
-@pytest.mark.parametrize("width", [64, 38])
-def test_rows_of_norm_and_activation_are_bitwise_those_of_single_rows(
-    compiled: CompiledOps, name: str, width: int
-) -> None:
-    x = torch.randn(16, width)
-    single = torch.cat([ROWWISE[name](compiled, x[i : i + 1]) for i in range(len(x))])
-    assert torch.equal(ROWWISE[name](compiled, x), single)
+def test_a_layer_is_bitwise_its_parts_one_after_the_other(compiled: CompiledOps) -> None:
+    """Input norm, projections, attention and residual in one call, against a call for each."""
+    cache, _, cos, sin = attention_case([9, 4], 5)
+    stepwise = copy_of(cache)
+    qkv = compiled.linear(torch.randn(8 * 16, 40), torch.randn(8 * 16))
+    output = compiled.linear(torch.randn(24, 64))
+    norm = Norm(torch.rand(40) + 0.5, 1e-5)
+    x, residual = torch.randn(2, 5, 40), torch.randn(2, 5, 24)
+    whole = compiled.attention(AttentionWeights(qkv, output, 4, 2, 16, norm=norm))
+    projected = qkv(compiled.rms_norm(x, norm))
+    attended = attention(compiled, projected, cos, sin, stepwise, 1, None, None, 4)
+    assert torch.equal(whole(x, residual, (cos, sin), cache, 1, None), residual + output(attended))
+    assert torch.equal(cache.keys, stepwise.keys)
 
 
 def test_16_tokens_of_attention_are_bitwise_16_single_steps(compiled: CompiledOps) -> None:
     cache, qkv, cos, sin = attention_case([9], 16)
     stepwise = copy_of(cache)
-    together = compiled.attention(qkv, cos, sin, cache, 0, None, None, 4)
+    together = attention(compiled, qkv, cos, sin, cache, 0, None, None, 4)
     for t in range(16):
         x, cos_t, sin_t = (part[:, t : t + 1].contiguous() for part in (qkv, cos, sin))
-        alone = compiled.attention(x, cos_t, sin_t, stepwise, 0, None, None, 4)
+        alone = attention(compiled, x, cos_t, sin_t, stepwise, 0, None, None, 4)
         stepwise.advance(1)
         assert torch.equal(alone[:, 0], together[:, t])
     assert torch.equal(stepwise.keys, cache.keys)
@@ -336,11 +413,11 @@ def test_a_tree_node_is_bitwise_its_own_path_decoded_alone(compiled: CompiledOps
         if parent >= 0:
             mask[node] |= mask[parent]
     before = copy_of(cache)
-    together = compiled.attention(qkv, cos, sin, cache, 0, mask, None, 4)
+    together = attention(compiled, qkv, cos, sin, cache, 0, mask, None, 4)
     for node in range(6):
         path = mask[node].nonzero().flatten()
         x, cos_p, sin_p = (part[:, path].contiguous() for part in (qkv, cos, sin))
-        alone = compiled.attention(x, cos_p, sin_p, copy_of(before), 0, None, None, 4)
+        alone = attention(compiled, x, cos_p, sin_p, copy_of(before), 0, None, None, 4)
         assert torch.equal(alone[0, -1], together[0, node])
 
 
@@ -349,12 +426,12 @@ def test_8_rows_of_attention_are_bitwise_8_single_rows(compiled: CompiledOps, ki
     lengths = [3, 30, 7, 7, 2, 16, 15, 23]
     cache, qkv, cos, sin = attention_case(lengths, 4)
     mask, before = tree_mask(kind, lengths, 4), copy_of(cache)
-    together = compiled.attention(qkv, cos, sin, cache, 1, mask, None, 4)
+    together = attention(compiled, qkv, cos, sin, cache, 1, mask, None, 4)
     for row in range(8):
         one = slice(row, row + 1)
         own_mask = mask if mask is None or mask.dim() == 2 else mask[one]
-        alone = compiled.attention(
-            qkv[one], cos[one], sin[one], before.rows(row, row + 1), 1, own_mask, None, 4
+        alone = attention(
+            compiled, qkv[one], cos[one], sin[one], before.rows(row, row + 1), 1, own_mask, None, 4
         )
         assert torch.equal(alone[0], together[row])
 
@@ -367,6 +444,6 @@ def test_unused_slots_do_not_enter(compiled: CompiledOps) -> None:
         other.keys[:, row, :, length:] = 1e9
         other.values[:, row, :, length:] = -1e9
     assert torch.equal(
-        compiled.attention(qkv, cos, sin, cache, 0, None, None, 4),
-        compiled.attention(qkv, cos, sin, other, 0, None, None, 4),
+        attention(compiled, qkv, cos, sin, cache, 0, None, None, 4),
+        attention(compiled, qkv, cos, sin, other, 0, None, None, 4),
     )

@@ -263,6 +263,25 @@ def test_training_learns(training: Training, tmp_path: Path) -> None:
     assert result.acceptance_length > max(first, 1.05)
 
 
+@pytest.mark.parametrize("family", ["eagle", "eagle3"])
+def test_products_in_bfloat16_train_as_those_in_float32_do(
+    training: Training, tmp_path: Path, family: str
+) -> None:
+    """Rounded products, not rounded weights: steps as small as the schedule's first ones must not be lost."""
+    last: dict[str, dict[str, float]] = {}
+    for dtype in ("float32", "bfloat16"):
+        settings = train_settings(dtype=dtype)
+        objective = objective_of(training.target, family)
+        _, weights = training.run(tmp_path / dtype, settings=settings, objective=objective)
+        assert {value.dtype for value in weights.values() if value.is_floating_point()} == {torch.float32}
+        state = torch.load(tmp_path / dtype / STATE, weights_only=True)
+        assert state["optimizers"][0]["state"][0]["exp_avg"].dtype == torch.float32
+        last[dtype] = metrics(tmp_path / dtype)[-1]
+    assert last["bfloat16"]["loss"] != last["float32"]["loss"], "bfloat16 was asked for and not used"
+    assert last["bfloat16"]["loss"] == pytest.approx(last["float32"]["loss"], rel=0.01)
+    assert last["bfloat16"]["gradient_norm"] == pytest.approx(last["float32"]["gradient_norm"], rel=0.1)
+
+
 # --- hidden states from two sources ---
 
 
