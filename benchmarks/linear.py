@@ -16,7 +16,9 @@ import torch.nn.functional as F
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from eagle3 import paths
-from eagle3.kernels.ops import CompiledOps, Linear, TorchOps
+from eagle3.kernels import Linear
+from eagle3.kernels.compiled_ops import CompiledOps
+from eagle3.kernels.torch_ops import TorchOps
 from eagle3.models.target import Target
 
 

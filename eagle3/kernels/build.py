@@ -19,7 +19,7 @@ from eagle3.sources import cache_root
 
 
 class LinearLayer(ctypes.Structure):
-    """`Linear` of decoder.cpp."""
+    """`Linear` of linear.h."""
 
     _fields_ = (
         ("packed", ctypes.c_void_p),
@@ -59,7 +59,7 @@ class FeedForwardLayer(ctypes.Structure):
     )
 
 
-SOURCE = Path(__file__).with_name("decoder.cpp")
+SOURCE = Path(__file__).with_name("decoder.cpp")  # and the headers beside it
 FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-std=c++17")
 
 log = logging.getLogger(__name__)
@@ -102,7 +102,8 @@ def _library_path(compiler: str) -> Path:
     native = subprocess.run(
         [compiler, "-march=native", "-Q", "--help=target"], capture_output=True, text=True
     ).stdout
-    parts = (SOURCE.read_text(), " ".join(FLAGS), compiler, version, native, platform.machine())
+    sources = [path.read_text() for path in (SOURCE, *sorted(SOURCE.parent.glob("*.h")))]
+    parts = (*sources, " ".join(FLAGS), compiler, version, native, platform.machine())
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
     return cache_root() / "kernels" / f"decoder-{digest[:16]}.so"
 

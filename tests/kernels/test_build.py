@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from eagle3.kernels import build
-from eagle3.kernels.ops import select_ops
+from eagle3.kernels import build, select_ops
 
 
 @pytest.fixture(autouse=True)
@@ -72,6 +71,11 @@ def test_compiled_once_and_again_only_for_another_source(
     build.load_kernels.cache_clear()
     assert build.load_kernels() is not None
     assert len(list((tmp_path / "kernels").iterdir())) == 2
+
+    (tmp_path / "linear.h").write_text("// what it includes\n")
+    build.load_kernels.cache_clear()
+    assert build.load_kernels() is not None
+    assert len(list((tmp_path / "kernels").iterdir())) == 3, "a header is part of the source"
 
 
 def test_torch_is_chosen_where_asked_for() -> None:

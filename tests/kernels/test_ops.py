@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from eagle3.decoding.cache import KVCache
-from eagle3.kernels.ops import AttentionWeights, CompiledOps, Norm, Ops, TorchOps, pack, quantise
+from eagle3.kernels import AttentionWeights, Norm, Ops
+from eagle3.kernels.compiled_ops import CompiledOps, pack, quantise
+from eagle3.kernels.torch_ops import TorchOps
 
 EPSILON = torch.finfo(torch.float32).eps
 MASKS = ["causal", "tree", "tree a row", "last slots", "last slots a row"]

@@ -12,7 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from eagle3.decoding.sampling import Sampling
 from eagle3.decoding.vanilla import VanillaDecoder
-from eagle3.kernels.ops import CompiledOps
+from eagle3.kernels.compiled_ops import CompiledOps
 from eagle3.models import target as target_module
 from eagle3.models.layers import InferenceLayer
 from eagle3.models.target import Target, check_capture_layers, default_capture_layers
